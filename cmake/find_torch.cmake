@@ -1,0 +1,138 @@
+# Finds libtorch, checks its version and gives the imported target Moxie::libtorch, and
+# MOXIE_TORCH_CUDA: the CUDA version torch was built with, or nothing. Looks in this order:
+#   1. MOXIE_TORCH_PREFIX, a folder that holds include/torch and lib/libtorch.so
+#   2. CMAKE_PREFIX_PATH, when it holds such a folder
+#   3. the torch of a Python (Python3_EXECUTABLE, else the one `make setup` chose, else python3)
+#
+# torch's own TorchConfig.cmake is read, not included. For a CUDA build of torch it enables the CUDA
+# language, searches the toolkit and sets architecture flags; Moxie's torch layer is plain C++ and
+# must build with any torch, with or without a toolkit.
+set(MOXIE_TORCH_PREFIX "" CACHE PATH "Folder of libtorch (empty: take it from Python)")
+set(MOXIE_TORCH_MIN 2.11)
+set(MOXIE_TORCH_END 2.14)  # exclusive
+
+function(moxie_torch_missing text)
+  if(MOXIE_TORCH_OPTIONAL)
+    message(STATUS "Moxie::torch is left out: ${text}")
+  else()
+    message(FATAL_ERROR "${text}")
+  endif()
+endfunction()
+
+# Asks the interpreter where its torch is, without importing torch.
+function(moxie_torch_of_python out_prefix out_note)
+  set(chosen ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../build/python)
+  if(NOT Python3_EXECUTABLE AND NOT Python_EXECUTABLE AND EXISTS ${chosen})
+    file(STRINGS ${chosen} python LIMIT_COUNT 1)
+  elseif(Python3_EXECUTABLE)
+    set(python ${Python3_EXECUTABLE})
+  elseif(Python_EXECUTABLE)
+    set(python ${Python_EXECUTABLE})
+  else()
+    find_program(MOXIE_PYTHON3 NAMES python3 python)
+    set(python ${MOXIE_PYTHON3})
+  endif()
+  # An isolated pip build runs the user's own interpreter, with what is installed there hidden by
+  # these two variables.
+  execute_process(
+    COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH --unset=PYTHONNOUSERSITE ${python} -c
+      "from importlib import util; print(util.find_spec('torch').submodule_search_locations[0])"
+    WORKING_DIRECTORY /  # not a folder that happens to hold one named torch
+    OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(${out_prefix} "${prefix}" PARENT_SCOPE)
+  set(${out_note} "${python}" PARENT_SCOPE)
+endfunction()
+
+# The version and CUDA version of the torch in a folder, from the file that has them: version.py
+# beside include/ in a wheel, build-version in a libtorch archive.
+function(moxie_torch_version prefix out_version out_cuda)
+  set(version "")
+  set(cuda "")
+  if(EXISTS ${prefix}/version.py)
+    file(STRINGS ${prefix}/version.py line REGEX "^__version__ *=")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+[.0-9]*" version "${line}")
+    file(STRINGS ${prefix}/version.py line REGEX "^cuda[ :].*['\"]")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+" cuda "${line}")
+  elseif(EXISTS ${prefix}/build-version)
+    file(STRINGS ${prefix}/build-version line LIMIT_COUNT 1)
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+[.0-9]*" version "${line}")
+    string(REGEX MATCH "\\+cu([0-9]+)([0-9])$" line "${line}")
+    if(line)
+      set(cuda ${CMAKE_MATCH_1}.${CMAKE_MATCH_2})
+    endif()
+  endif()
+  set(${out_version} "${version}" PARENT_SCOPE)
+  set(${out_cuda} "${cuda}" PARENT_SCOPE)
+endfunction()
+
+function(moxie_add_libtorch prefix)
+  find_library(MOXIE_LIBTORCH_CPU torch_cpu PATHS ${prefix}/lib NO_DEFAULT_PATH NO_CACHE)
+  find_library(MOXIE_LIBC10 c10 PATHS ${prefix}/lib NO_DEFAULT_PATH NO_CACHE)
+  set(include_dirs ${prefix}/include ${prefix}/include/torch/csrc/api/include)
+  if(NOT MOXIE_LIBTORCH_CPU OR NOT MOXIE_LIBC10 OR NOT EXISTS ${prefix}/include/torch/library.h)
+    moxie_torch_missing(
+      "${prefix} lacks include/torch/library.h, lib/libtorch_cpu.so or lib/libc10.so.")
+    return()
+  endif()
+
+  # What torch was compiled with and its headers must see again: the ABI of std::string, and
+  # USE_DISTRIBUTED and its like.
+  set(definitions "")
+  set(config_dir ${prefix}/share/cmake)
+  file(STRINGS ${config_dir}/Torch/TorchConfig.cmake line REGEX "_GLIBCXX_USE_CXX11_ABI=[01]")
+  if(line MATCHES "(_GLIBCXX_USE_CXX11_ABI=[01])")
+    list(APPEND definitions ${CMAKE_MATCH_1})
+  endif()
+  file(STRINGS ${config_dir}/Caffe2/Caffe2Targets.cmake line REGEX "COMPILE_DEFINITIONS \"USE_")
+  if(line MATCHES "DEFINITIONS \"([A-Z0-9_\\;]+)\"")
+    list(APPEND definitions ${CMAKE_MATCH_1})
+  endif()
+
+  # A program keeps every library it links, whether or not it calls into it: operators register
+  # themselves when loaded, and libmoxie_torch.so has no path of its own to torch. A library leaves
+  # torch's CUDA half to its program, or to Python.
+  set(cuda_libs "")
+  foreach(name torch_cuda c10_cuda)
+    if(EXISTS ${prefix}/lib/lib${name}.so)
+      string(APPEND cuda_libs ",${prefix}/lib/lib${name}.so")
+    endif()
+  endforeach()
+
+  add_library(Moxie::libtorch INTERFACE IMPORTED)
+  set_target_properties(Moxie::libtorch PROPERTIES
+    INTERFACE_INCLUDE_DIRECTORIES "${include_dirs}"
+    INTERFACE_COMPILE_DEFINITIONS "${definitions}"
+    INTERFACE_LINK_LIBRARIES "${MOXIE_LIBTORCH_CPU};${MOXIE_LIBC10}"
+    INTERFACE_LINK_OPTIONS
+      "$<$<STREQUAL:$<TARGET_PROPERTY:TYPE>,EXECUTABLE>:LINKER:--no-as-needed${cuda_libs}>")
+endfunction()
+
+if(NOT TARGET Moxie::libtorch)
+  set(needed "torch >= ${MOXIE_TORCH_MIN} and < ${MOXIE_TORCH_END}")
+  set(where "MOXIE_TORCH_PREFIX")
+  set(prefix "${MOXIE_TORCH_PREFIX}")
+  if(NOT prefix)
+    set(where "CMAKE_PREFIX_PATH")
+    # ../..: torch.utils.cmake_prefix_path is share/cmake inside the folder that is meant.
+    find_path(prefix include/torch/library.h PATHS ${CMAKE_PREFIX_PATH} ENV CMAKE_PREFIX_PATH
+      PATH_SUFFIXES . ../.. NO_DEFAULT_PATH NO_CACHE)
+  endif()
+  if(NOT prefix)
+    moxie_torch_of_python(prefix where)
+  endif()
+  if(prefix)
+    cmake_path(ABSOLUTE_PATH prefix NORMALIZE)
+    moxie_torch_version(${prefix} version MOXIE_TORCH_CUDA)
+    if(version VERSION_LESS MOXIE_TORCH_MIN OR version VERSION_GREATER_EQUAL MOXIE_TORCH_END)
+      moxie_torch_missing("Moxie needs ${needed}; ${prefix} holds '${version}' (from ${where}).")
+    else()
+      message(STATUS "torch ${version}, CUDA '${MOXIE_TORCH_CUDA}': ${prefix}")
+      moxie_add_libtorch(${prefix})
+    endif()
+  else()
+    string(CONCAT text "Moxie needs ${needed}, and '${where}' has no torch. Install it there, or "
+      "give -DPython3_EXECUTABLE=<a Python that has it> or -DMOXIE_TORCH_PREFIX=<its folder>. A "
+      "build tool that makes an interpreter of its own needs --no-build-isolation.")
+    moxie_torch_missing("${text}")
+  endif()
+endif()

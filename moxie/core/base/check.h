@@ -1,0 +1,31 @@
+// Errors: every message names the op, the rule and the value. The library never prints or exits.
+#pragma once
+
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+namespace moxie {
+
+// What every function of the library throws when its arguments are wrong.
+class Error : public std::invalid_argument {
+ public:
+  using std::invalid_argument::invalid_argument;
+};
+
+template <class... Parts>
+[[noreturn]] void fail(const Parts&... parts) {
+  std::ostringstream message;
+  (message << ... << parts);
+  throw Error(message.str());
+}
+
+}  // namespace moxie
+
+// MOXIE_CHECK(cols > 0, "pad_groups: cols must be positive, got ", cols);
+// The parts are only evaluated when the condition is false.
+#define MOXIE_CHECK(condition, ...) \
+  do {                              \
+    if (!(condition)) [[unlikely]]  \
+      ::moxie::fail(__VA_ARGS__);   \
+  } while (false)

@@ -1,0 +1,76 @@
+// What every kernel needs: errors, launches, and the shape of a thread block.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <limits>
+#include <string_view>
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/base/math.h"
+
+// MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)); throws Error with the op and CUDA's message.
+#define MOXIE_CUDA_CHECK(op, call) ::moxie::cuda::check_cuda(op, #call, call)
+
+namespace moxie::cuda {
+
+inline void check_cuda(std::string_view op, std::string_view call, cudaError_t status) {
+  MOXIE_CHECK(status == cudaSuccess, op, ": ", call, " failed: ", cudaGetErrorString(status));
+}
+
+inline constexpr int kWarp = 32;
+inline constexpr int kWarps = 8;
+inline constexpr int kThreads = kWarp * kWarps;  // of every kernel in core
+
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+
+struct Launch {
+  std::string_view op;  // for the error message
+  void* stream;
+  int64_t work;          // CTAs that there is work for; a kernel loops with for_each_work()
+  int shared_bytes = 0;  // dynamic
+};
+
+// The runtime never waits for the device here, so a launch can be captured in a graph.
+template <class Params>
+void launch(const Launch& how, void (*kernel)(Params), const Params& params) {
+  if (how.work == 0) return;
+  constexpr int kDefaultShared = 48 << 10;  // more must be asked for, per kernel
+  if (how.shared_bytes > kDefaultShared)
+    MOXIE_CUDA_CHECK(how.op,
+                     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          how.shared_bytes));
+  cudaLaunchConfig_t config{};
+  config.gridDim.x = static_cast<unsigned>(min<int64_t>(how.work, std::numeric_limits<int>::max()));
+  config.blockDim.x = kThreads;
+  config.dynamicSmemBytes = static_cast<size_t>(how.shared_bytes);
+  config.stream = static_cast<cudaStream_t>(how.stream);
+  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, params));
+}
+
+inline void zero_async(const Launch& how, void* data, int64_t bytes) {
+  if (bytes == 0) return;
+  MOXIE_CUDA_CHECK(how.op, cudaMemsetAsync(data, 0, static_cast<size_t>(bytes),
+                                           static_cast<cudaStream_t>(how.stream)));
+}
+
+// Calls f(item) for the CTA's share of `work`. A grid may be smaller than the work, so f may be
+// called again; the barrier lets it reuse shared memory.
+template <class F>
+__device__ void for_each_work(int64_t work, F&& f) {
+  for (int64_t item = blockIdx.x; item < work; item += gridDim.x) {
+    f(item);
+    __syncthreads();
+  }
+}
+
+// The dynamic shared memory of a kernel, as the struct that describes it.
+template <class Storage>
+__device__ Storage& shared_storage() {
+  extern __shared__ __align__(16) unsigned char shared_bytes[];
+  return *reinterpret_cast<Storage*>(shared_bytes);
+}
+
+}  // namespace moxie::cuda

@@ -1,0 +1,34 @@
+#include <algorithm>
+#include <cstring>
+
+#include "moxie/core/dequantize/backends.h"
+
+namespace moxie::ref {
+
+void dequantize(const DequantizeArgs& args, const Panels& panels) {
+  const bool rowwise = args.form == Form::kRowwise;
+  const Block block = args.block;
+  std::memset(args.x.data, 0, numel(args.x.shape) * bytes_of(args.x.format));
+  Panel panel = first_panel();
+  for (int64_t g = 0; g < panels.count; ++g) {
+    panel = next_panel(panels, panel, rowwise ? 1 : block.rows);
+    const Place place = place_of(panels, panel, args.form, block, ScaleLayout::kPlain);
+    for (int64_t r = 0; r < panel.rows; ++r) {
+      for (int64_t c = 0; c < panels.cols; ++c) {
+        const int64_t outer = rowwise ? r : c, k = rowwise ? c : r;
+        const int64_t i = rowwise ? r / block.rows : c / block.cols;
+        const int64_t j = rowwise ? c / block.cols : r / block.rows;
+        const e4m3 element = args.qdata.data[place.qdata + outer * place.qdata_stride + k];
+        const e8m0 scale = args.scale.data[place.scale + i * place.scale_stride + j];
+        const float value = to_float(element) * to_float(scale);
+        const int64_t at = (panel.begin + r) * panels.cols + c;
+        if (args.x.format == Format::kF32)
+          static_cast<float*>(args.x.data)[at] = value;
+        else
+          static_cast<bf16*>(args.x.data)[at] = to_bf16(value);
+      }
+    }
+  }
+}
+
+}  // namespace moxie::ref

@@ -1,0 +1,37 @@
+// Groups of token rows, padded and unpadded. Moxie's own GEMMs take any group sizes and need none
+// of this; it is for code around them that wants aligned groups.
+#pragma once
+
+#include <cstddef>
+
+#include "moxie/core/layout/check.h"
+
+namespace moxie {
+
+// A row is bytes here, so every dtype works the same.
+struct PadGroupsArgs {
+  View<const std::byte> x;   // [R, bytes of a row]
+  View<const int32_t> offs;  // [G]
+  int64_t alignment = 32;    // any, 1 and up; an empty group stays empty
+  View<std::byte> padded;    // result, [pad_groups_rows(R, G, alignment), bytes of a row]
+  View<int32_t> starts;      // result, [G] first row of each group in padded
+  View<int32_t> ends;        // result, [G] end of each group in padded, its zero rows included
+};
+void pad_groups(const PadGroupsArgs& args, const Exec& exec);
+
+struct UnpadGroupsArgs {
+  View<const std::byte> padded;  // [padded rows, bytes of a row]
+  View<const int32_t> offs;      // [G] as they were given to pad_groups
+  View<const int32_t> starts;    // [G] as pad_groups returned them
+  View<std::byte> x;             // result, [R, bytes of a row]; rows that no group covers are 0
+};
+void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec);
+
+struct PaddedOffsArgs {
+  View<const int32_t> offs;  // [G]
+  int64_t alignment = 32;
+  View<int32_t> padded;  // result, [G] exclusive ends of the groups, each rounded up
+};
+void padded_offs(const PaddedOffsArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,45 @@
+#include <cstring>
+
+#include "moxie/core/groups/backends.h"
+
+namespace moxie::ref {
+
+void padded_offs(const PaddedOffsArgs& args) {
+  int64_t begin = 0, padded = 0;
+  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
+    const int64_t end = args.offs.data[g];
+    padded += round_up(end - begin, args.alignment);
+    args.padded.data[g] = static_cast<int32_t>(padded);
+    begin = end;
+  }
+}
+
+void pad_groups(const PadGroupsArgs& args) {
+  padded_offs({.offs = args.offs, .alignment = args.alignment, .padded = args.ends});
+  const int64_t row_bytes = args.x.dim(1);
+  std::memset(args.padded.data, 0, numel(args.padded.shape));
+  int64_t begin = 0, start = 0;
+  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
+    const int64_t end = args.offs.data[g];
+    args.starts.data[g] = static_cast<int32_t>(start);
+    std::memcpy(args.padded.data + start * row_bytes, args.x.data + begin * row_bytes,
+                (end - begin) * row_bytes);
+    begin = end;
+    start = args.ends.data[g];
+  }
+}
+
+void unpad_groups(const UnpadGroupsArgs& args) {
+  const int64_t row_bytes = args.x.dim(1);
+  std::memset(args.x.data, 0, numel(args.x.shape));
+  int64_t begin = 0;
+  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
+    const int64_t end = args.offs.data[g];
+    if (end > begin)
+      std::memcpy(args.x.data + begin * row_bytes,
+                  args.padded.data + args.starts.data[g] * row_bytes, (end - begin) * row_bytes);
+    begin = end;
+  }
+}
+
+}  // namespace moxie::ref

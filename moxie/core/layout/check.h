@@ -1,0 +1,49 @@
+// The checks that ops share. Each throws Error with the op, the rule and the value.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "moxie/core/base/exec.h"
+#include "moxie/core/base/view.h"
+#include "moxie/core/format/e4m3.h"
+#include "moxie/core/layout/panel.h"
+#include "moxie/core/layout/shape.h"
+
+namespace moxie {
+
+inline constexpr int64_t kMaxGroups = 1024;
+
+// offs [G]: the exclusive end of each group, non-decreasing, the last one at most R. Rows past the
+// last end belong to no group. Absent: every row is in one group.
+using OptionalOffs = std::optional<View<const int32_t>>;
+
+// One form of x as an operand, and where it goes. operand_shape() gives both shapes.
+struct Operand {
+  Block block;  // rows x cols of x (not of the stored operand) that share a scale
+  ScaleLayout layout = ScaleLayout::kPlain;
+  View<e4m3> qdata;
+  View<e8m0> scale;
+};
+
+// Checks x and offs and says how rows fall into panels. The contents of offs are checked where the
+// host can read them; on a GPU next_panel() pulls them into line instead.
+Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend);
+
+// The contents alone: what `offs` counts is called `what` in the message ("rows").
+void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t limit,
+                std::string_view what, Backend backend);
+
+void check_operand_block(std::string_view op, Form form, Block block, const Panels& panels);
+void check_shape(std::string_view op, std::string_view argument, const Shape& shape,
+                 const Shape& expected);
+void check_operand(std::string_view op, Form form, const Operand& operand, const Shape& x,
+                   const Panels& panels);
+
+std::optional<int64_t> num_groups(const OptionalOffs& offs);
+std::optional<int64_t> num_groups(const Panels& panels);
+
+[[noreturn]] void fail_without_cuda(std::string_view op);
+
+}  // namespace moxie

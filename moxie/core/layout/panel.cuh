@@ -1,0 +1,122 @@
+// Which rows a CTA works on. Rows are cut into tiles that start at each panel's first row, so that
+// a tile never holds two panels; how many tiles a group has is only known on the device, and each
+// CTA finds its own with a scan over offs.
+#pragma once
+
+#include "moxie/core/base/cuda.cuh"
+#include "moxie/core/layout/panel.h"
+
+namespace moxie::cuda {
+
+// The tallest block, and one tile of swizzled scales: no block and no scale tile is shared by CTAs.
+inline constexpr int kTileRows = 128;
+static_assert(kTileRows == kScaleTileRows);
+
+struct RowTile {
+  Panel panel;
+  int64_t row;  // first row of the tile, counted from the panel's first
+  // Past the last group: panel.begin and panel.padded are where the rows that no group covers and
+  // the unused end of a padded buffer begin, row is counted from there.
+  bool tail;
+};
+
+struct RowTileSearch {  // in shared memory
+  int64_t end[kWarps], tiles[kWarps], padded[kWarps];
+  RowTile found;
+};
+
+constexpr int64_t tiles_of(const Panel& panel, int64_t alignment) {
+  return ceil_div<int64_t>(round_up(panel.rows, alignment), kTileRows);
+}
+
+// How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
+// of `buffer_rows` rows. With offs an upper bound: G groups and the tail can each waste a tile less
+// one row. It holds for the rows of x and for those padded_rows() makes of them alike, as the
+// padding of a group is inside its last tile; so for those, pass the rows of x.
+constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows) {
+  if (panels.offs) return (buffer_rows + (panels.count + 1) * (kTileRows - 1)) / kTileRows;
+  return panels.count * tiles_of({.rows = panels.rows}, alignment);
+}
+
+// Combines the values of all threads before this one; 0 is neutral. One barrier.
+template <class Combine>
+__device__ int64_t scan_before(int64_t mine, int64_t (&warp_total)[kWarps], Combine combine) {
+  const int lane = lane_index(), warp = warp_index();
+  int64_t upto = mine;
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int64_t other = __shfl_up_sync(~0u, upto, step);
+    if (lane >= step) upto = combine(upto, other);
+  }
+  if (lane == kWarp - 1) warp_total[warp] = upto;
+  __syncthreads();
+  int64_t before = __shfl_up_sync(~0u, upto, 1);
+  if (lane == 0) before = 0;
+  for (int w = 0; w < warp; ++w) before = combine(before, warp_total[w]);
+  return before;
+}
+
+// Calls f(panel, tiles before it) for the groups of this thread, then returns the panel that
+// follows them (without rows) and the tiles before it in `tiles`. All threads must call it.
+template <class F>
+__device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileSearch& search,
+                               int64_t& tiles, F&& f) {
+  const int64_t share = ceil_div<int64_t>(panels.count, kThreads);
+  const int64_t first = min<int64_t>(threadIdx.x * share, panels.count);
+  const int64_t last = min<int64_t>(first + share, panels.count);
+
+  // Where the groups before mine end: the largest of their ends, as next_panel() has it.
+  int64_t end = 0;
+  for (int64_t g = first; g < last; ++g)
+    end = max<int64_t>(end, min<int64_t>(panels.offs[g], panels.rows));
+  const int64_t begin = scan_before(end, search.end, [](int64_t a, int64_t b) { return max(a, b); });
+
+  const auto add = [](int64_t a, int64_t b) { return a + b; };
+  const auto walk = [&](Panel panel, int64_t& count, auto&& visit) {
+    for (int64_t g = first; g < last; ++g) {
+      panel = next_panel(panels, panel, alignment);
+      visit(panel, count);
+      count += tiles_of(panel, alignment);
+    }
+    return Panel{.index = last,
+                 .begin = panel.begin + panel.rows,
+                 .rows = 0,
+                 .padded = panel.padded + round_up(panel.rows, alignment),
+                 .tiled = panel.tiled + round_up(panel.rows, kScaleTileRows)};
+  };
+  int64_t mine = 0;
+  Panel before{.index = first - 1, .begin = begin, .rows = 0, .padded = 0, .tiled = 0};
+  const int64_t padded = walk(before, mine, [](const Panel&, int64_t) {}).padded;
+  tiles = scan_before(mine, search.tiles, add);
+  before.padded = scan_before(padded, search.padded, add);
+  before.tiled = tiles * kTileRows;  // only where the alignment divides kTileRows, and used only so
+  return walk(before, tiles, f);
+}
+
+// The tile-th tile of rows. All threads of the CTA must call it, and get the same answer; a barrier
+// must come before the next call.
+__device__ inline RowTile find_row_tile(const Panels& panels, int64_t alignment, int64_t tile,
+                                        RowTileSearch& search) {
+  if (!panels.offs) {
+    const int64_t per_panel = tiles_of({.rows = panels.rows}, alignment);
+    const int64_t index = tile / per_panel;
+    return {.panel = {.index = index,
+                      .begin = index * panels.rows,
+                      .rows = panels.rows,
+                      .padded = index * round_up(panels.rows, alignment),
+                      .tiled = index * round_up(panels.rows, kScaleTileRows)},
+            .row = tile % per_panel * kTileRows,
+            .tail = false};
+  }
+  int64_t tiles = 0;
+  const Panel end = for_my_groups(
+      panels, alignment, search, tiles, [&](const Panel& panel, int64_t before) {
+        if (tile >= before && tile < before + tiles_of(panel, alignment))
+          search.found = {.panel = panel, .row = (tile - before) * kTileRows, .tail = false};
+      });
+  if (threadIdx.x == kThreads - 1 && tile >= tiles)
+    search.found = {.panel = end, .row = (tile - tiles) * kTileRows, .tail = true};
+  __syncthreads();
+  return search.found;
+}
+
+}  // namespace moxie::cuda

@@ -1,0 +1,117 @@
+// A panel is a run of rows that is quantized on its own: one group of a token tensor, or one matrix
+// of a weight stack. Blocks never leave their panel. These functions say where the panels of x
+// begin and where each lands in an operand; every backend calls them, so no layout is written
+// twice.
+#pragma once
+
+#include <cstdint>
+
+#include "moxie/core/base/math.h"
+#include "moxie/core/format/block.h"
+#include "moxie/core/format/e8m0.h"
+#include "moxie/core/layout/swizzle.h"
+
+namespace moxie {
+
+// How the rows of x [R, C] or [G, N, K] fall into panels.
+struct Panels {
+  int64_t rows;         // R; or N, the rows of one matrix
+  int64_t cols;         // C; or K
+  int64_t count;        // G; 1 for tokens without offs
+  const int32_t* offs;  // [G] exclusive ends; nullptr: weights, or tokens in one group
+  bool weights;         // x is [G, N, K]
+
+  constexpr int64_t total_rows() const { return weights ? count * rows : rows; }
+};
+
+struct Panel {
+  int64_t index;   // g
+  int64_t begin;   // first row in x, seen as [total rows, cols]
+  int64_t rows;    // may be 0: an expert may receive no tokens
+  int64_t padded;  // rows of the panels before it, each rounded up to the alignment asked for
+  int64_t tiled;   // the same, rounded up to kScaleTileRows
+};
+
+constexpr Panel first_panel() { return {-1, 0, 0, 0, 0}; }
+
+// The panel after `before`. `alignment` is the k block of the colwise form (1 if there is none).
+// Ends that decrease or leave [0, R] are pulled into line, so that malformed offs never lead out of
+// bounds; on a CPU they were refused before.
+constexpr Panel next_panel(const Panels& panels, const Panel& before, int64_t alignment) {
+  Panel panel{};
+  panel.index = before.index + 1;
+  panel.begin = before.begin + before.rows;
+  if (panels.offs) {
+    const int64_t end = min<int64_t>(panels.offs[panel.index], panels.rows);
+    panel.rows = max<int64_t>(end - panel.begin, 0);
+  } else {
+    panel.rows = panels.rows;
+  }
+  panel.padded = before.padded + round_up(before.rows, alignment);
+  panel.tiled = before.tiled + round_up(before.rows, kScaleTileRows);
+  return panel;
+}
+
+// Where one panel lands in an operand [outer, k].
+struct Place {
+  int64_t qdata = 0;         // element (0, 0) of the panel in qdata
+  int64_t qdata_stride = 0;  // from one outer to the next
+  int64_t scale = 0;         // element (0, 0) of the panel in scale
+  int64_t scale_stride = 0;  // plain: from one outer block to the next; swizzled: tiles per row
+  int64_t outer = 0;         // outer elements of the panel
+  int64_t k = 0;             // contraction elements, the zeros that pad a group's tail included
+};
+
+constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block block,
+                         ScaleLayout layout) {
+  const bool plain = layout == ScaleLayout::kPlain;
+  const bool grouped = p.offs != nullptr;
+  const int64_t outer_block = outer_of(block, form), k_block = k_of(block, form);
+  if (p.weights || form == Form::kRowwise) {
+    // Weights keep a matrix of their own per group; rowwise tokens stay where they are.
+    const bool rowwise = form == Form::kRowwise;
+    const int64_t outer = rowwise ? panel.rows : p.cols, k = rowwise ? p.cols : panel.rows;
+    const int64_t k_tiles = ceil_div(ceil_div<int64_t>(k, kMxBlock), kScaleTileCols);
+    Place place{.qdata = panel.begin * p.cols, .qdata_stride = k, .outer = outer, .k = k};
+    place.scale_stride = plain ? ceil_div(k, k_block) : k_tiles;
+    if (plain) {
+      // A group's rows have blocks one row tall (check() sees to it), so begin counts scale rows.
+      const int64_t first = grouped ? panel.begin : panel.index * ceil_div(outer, outer_block);
+      place.scale = first * place.scale_stride;
+    } else {
+      const int64_t first = grouped ? panel.tiled : panel.index * round_up(outer, kScaleTileRows);
+      place.scale = first * k_tiles * kScaleTileCols;
+    }
+    return place;
+  }
+  // Colwise tokens: panels side by side along k in one buffer, each padded to the block.
+  const int64_t buffer_k = (p.rows + p.count * (k_block - 1)) / k_block * k_block;
+  Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
+  place.k = round_up(panel.rows, k_block);
+  if (plain) {
+    place.scale = panel.padded / k_block;
+    place.scale_stride = buffer_k / k_block;
+  } else {
+    place.scale = round_up(p.cols, kScaleTileRows) * (panel.tiled / kMxBlock);
+    place.scale_stride = ceil_div(place.k / kMxBlock, kScaleTileCols);
+  }
+  return place;
+}
+
+// Stores the scale of block (i, j) of a panel, i along outer and j along k. Swizzled, it stands for
+// every 1 x 32 of the block.
+constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block,
+                         ScaleLayout layout, int64_t i, int64_t j, e8m0 value) {
+  if (layout == ScaleLayout::kPlain) {
+    scale[place.scale + i * place.scale_stride + j] = value;
+    return;
+  }
+  const int64_t outer_block = outer_of(block, form), k_block = k_of(block, form);
+  const int64_t outer_end = min((i + 1) * outer_block, place.outer);
+  const int64_t k_end = ceil_div<int64_t>(min((j + 1) * k_block, place.k), kMxBlock);
+  for (int64_t outer = i * outer_block; outer < outer_end; ++outer)
+    for (int64_t k = j * (k_block / kMxBlock); k < k_end; ++k)
+      scale[place.scale + swizzled_index(outer, k, place.scale_stride)] = value;
+}
+
+}  // namespace moxie

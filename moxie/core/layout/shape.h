@@ -1,0 +1,89 @@
+// The shape of every result, as a function of the shape of the input. Templates over the integer
+// type: the checks of an op, the Meta kernel and torch.compile all call these.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "moxie/core/base/math.h"
+#include "moxie/core/base/view.h"
+#include "moxie/core/format/block.h"
+#include "moxie/core/layout/swizzle.h"
+
+namespace moxie {
+
+// x is either tokens [R, C], whose rows may fall into G ragged groups (offs), or weights
+// [G, N, K]: G matrices of one size.
+//
+// Rows of a buffer in which G groups, R rows in all, can each be padded to a multiple of
+// `alignment`, whatever their sizes. No host has to know the sizes to allocate it.
+template <class Int>
+Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
+  return (rows + num_groups * (alignment - 1)) / Int(alignment) * Int(alignment);
+}
+
+template <class Int>
+struct OperandShape {
+  BasicShape<Int> qdata;
+  BasicShape<Int> scale;
+};
+
+// The plain or swizzled scale matrix of an operand [outer, k] without ragged groups.
+template <class Int>
+BasicShape<Int> scale_matrix(const Int& outer, const Int& k, int outer_block, int k_block,
+                             ScaleLayout layout) {
+  if (layout == ScaleLayout::kPlain)
+    return {ceil_div(outer, Int(outer_block)), ceil_div(k, Int(k_block))};
+  return {round_up(outer, Int(kScaleTileRows)),
+          round_up(ceil_div(k, Int(kMxBlock)), Int(kScaleTileCols))};
+}
+
+// num_groups: the length of offs; absent when x is weights, or tokens in one group.
+template <class Int>
+OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<Int>& num_groups,
+                                Form form, Block block, ScaleLayout layout) {
+  const bool rowwise = form == Form::kRowwise;
+  const int outer_block = outer_of(block, form), k_block = k_of(block, form);
+  if (x.dims == 3) {
+    const Int outer = rowwise ? x[1] : x[2], k = rowwise ? x[2] : x[1];
+    const auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
+    if (layout == ScaleLayout::kPlain) return {{x[0], outer, k}, {x[0], scale[0], scale[1]}};
+    return {{x[0], outer, k}, {x[0], scale[0] * scale[1]}};
+  }
+  const Int groups = num_groups.value_or(Int(1));
+  const Int outer = rowwise ? x[0] : x[1];
+  const Int k = rowwise ? x[1] : padded_rows(x[0], groups, block.rows);
+  auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
+  if (layout == ScaleLayout::kSwizzled && num_groups) {
+    // Each group starts a tile of its own, so it may need up to one tile more.
+    if (rowwise)
+      scale.size[0] = outer + groups * Int(kScaleTileRows);
+    else
+      scale.size[1] = k / Int(kMxBlock) + groups * Int(kScaleTileCols);
+  }
+  return {{outer, k}, scale};
+}
+
+// One f32 scale per row, or per column of a group: the fp8_rowwise recipe. Colwise groups are
+// padded to 16, what FP8 GEMMs need of a leading dimension.
+inline constexpr int kRowScaleAlignment = 16;
+
+template <class Int>
+OperandShape<Int> row_scale_shape(const BasicShape<Int>& x, const std::optional<Int>& num_groups,
+                                  Form form) {
+  const bool rowwise = form == Form::kRowwise;
+  if (x.dims == 3)
+    return rowwise ? OperandShape<Int>{x, {x[0], x[1]}}
+                   : OperandShape<Int>{{x[0], x[2], x[1]}, {x[0], x[2]}};
+  const Int groups = num_groups.value_or(Int(1));
+  if (rowwise) return {x, {x[0]}};
+  return {{x[1], padded_rows(x[0], groups, kRowScaleAlignment)}, {groups, x[1]}};
+}
+
+// pad_groups: as torchao sizes it, one alignment unit per group more than the rows.
+template <class Int>
+Int pad_groups_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
+  return round_up(rows + num_groups * alignment, Int(alignment));
+}
+
+}  // namespace moxie

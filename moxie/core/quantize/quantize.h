@@ -1,0 +1,26 @@
+// quantize: bf16 or f32 -> e4m3 elements with one e8m0 scale per block,
+//   x[r, c] ~ qdata[r, c] * scale[block of (r, c)]          (rounding: NUMERICS.md, section 4)
+//
+// Rowwise keeps the order of x and is contracted over columns (forward, dgrad). Colwise is stored
+// transposed and is contracted over rows (wgrad; dgrad for weights). Asked for both, it reads x
+// once.
+#pragma once
+
+#include "moxie/core/format/bf16.h"
+#include "moxie/core/layout/check.h"
+
+namespace moxie {
+
+struct QuantizeArgs {
+  ConstFloatView x;                               // tokens [R, C] or weights [G, N, K]
+  OptionalOffs offs = std::nullopt;               // [G], tokens only
+  std::optional<Operand> rowwise = std::nullopt;  // qdata [R, C] or [G, N, K]
+  std::optional<Operand> colwise = std::nullopt;  // qdata_t [C, padded R] or [G, K, N]
+  ScaleRule rule = ScaleRule::kRceil;
+};
+
+// Every byte of every result is defined: rows that no group covers, the zeros that pad a group's
+// tail and the padding of swizzled scales are 0.
+void quantize(const QuantizeArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,22 @@
+// requantize: the rowwise form of x -> its colwise form, straight from FP8. Bit-equal to dequantize
+// to f32 followed by quantize, without that tensor in memory. So activations that arrive quantized
+// need no bf16 copy for wgrad.
+#pragma once
+
+#include "moxie/core/format/bf16.h"
+#include "moxie/core/layout/check.h"
+
+namespace moxie {
+
+struct RequantizeArgs {
+  Block block;                       // of the rowwise form
+  View<const e4m3> qdata;            // [R, C] or [G, N, K]
+  View<const e8m0> scale;            // plain
+  OptionalOffs offs = std::nullopt;  // [G], tokens only
+  Operand colwise = {};              // result, qdata_t [C, padded R] or [G, K, N]
+  ScaleRule rule = ScaleRule::kRceil;
+};
+
+void requantize(const RequantizeArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,27 @@
+// quantize_row_scale: the fp8_rowwise recipe. One power-of-two f32 scale per row (rowwise form) or
+// per column of a group (colwise form), so a GEMM applies it once, after the last product.
+#pragma once
+
+#include "moxie/core/format/bf16.h"
+#include "moxie/core/format/row_scale.h"
+#include "moxie/core/layout/check.h"
+
+namespace moxie {
+
+struct RowScaleOperand {
+  View<e4m3> qdata;
+  View<float> scale;  // decode: x ~ qdata * scale
+};
+
+struct RowScaleArgs {
+  ConstFloatView x;  // tokens [R, C] or weights [G, N, K]
+  OptionalOffs offs = std::nullopt;
+  std::optional<RowScaleOperand> rowwise = std::nullopt;  // qdata as x; scale [R] or [G, N]
+  // qdata_t [C, padded R], groups padded to kRowScaleAlignment, and scale_t [G, C];
+  // or [G, K, N] and [G, K]. An empty group's scales are 0.
+  std::optional<RowScaleOperand> colwise = std::nullopt;
+};
+
+void quantize_row_scale(const RowScaleArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,69 @@
+// Scales between their layouts, for interop: Moxie's quantizers write the layout their consumer
+// reads, so none of these is on a training path. All speak of an operand [outer, k]
+// (format/block.h) and of its scales, plain, one per 1 x 32: [outer, ceil(k / 32)], or a stack of
+// such for weights.
+#pragma once
+
+#include "moxie/core/layout/check.h"
+
+namespace moxie {
+
+// Plain <-> swizzled. Without offs one matrix, or the G matrices of a stack.
+// With offs the operand is ragged: a rowwise one in its outer rows, offs counting rows; a colwise
+// one in its contraction, offs counting scale columns (padded_offs(offs, 32) / 32 of its token
+// offs).
+struct SwizzleArgs {
+  Form form = Form::kRowwise;  // only says what offs counts
+  View<const e8m0> plain;      // [outer, cols] or [G, outer, cols]
+  OptionalOffs offs = std::nullopt;
+  View<e8m0> swizzled;  // result, swizzled_shape(); padding is 0
+};
+void swizzle_scale(const SwizzleArgs& args, const Exec& exec);
+
+struct UnswizzleArgs {
+  Form form = Form::kRowwise;
+  View<const e8m0> swizzled;
+  OptionalOffs offs = std::nullopt;
+  View<e8m0> plain;  // result; what no group covers is 0
+};
+void unswizzle_scale(const UnswizzleArgs& args, const Exec& exec);
+
+template <class Int>
+BasicShape<Int> swizzled_shape(const BasicShape<Int>& plain, const std::optional<Int>& num_groups,
+                               Form form) {
+  const Int outer = plain.dim(-2), cols = plain.dim(-1);
+  Int rows = round_up(outer, Int(kScaleTileRows)), width = round_up(cols, Int(kScaleTileCols));
+  if (plain.dims == 3) return {plain[0], rows * width};
+  if (num_groups && form == Form::kRowwise) rows = outer + *num_groups * Int(kScaleTileRows);
+  if (num_groups && form == Form::kColwise) width = cols + *num_groups * Int(kScaleTileCols);
+  return {rows, width};
+}
+
+// The scales of larger blocks <-> one per 1 x 32.
+struct ReplicateArgs {
+  Form form = Form::kRowwise;
+  Block block = {};          // rows x cols of x
+  View<const e8m0> compact;  // [ceil(outer / block), ceil(k / block)] or a stack
+  View<e8m0> replicated;     // result, [outer, ceil(k / 32)] or a stack
+};
+void replicate_scale(const ReplicateArgs& args, const Exec& exec);
+
+// On a CPU, scales that differ inside a block are refused; on a GPU the first of each is taken.
+struct CompactArgs {
+  Form form = Form::kRowwise;
+  Block block;
+  View<const e8m0> replicated;
+  View<e8m0> compact;  // result
+};
+void compact_scale(const CompactArgs& args, const Exec& exec);
+
+template <class Int>
+BasicShape<Int> compact_shape(const BasicShape<Int>& replicated, Form form, Block block) {
+  auto shape = replicated;
+  const int outer = replicated.dims - 2, k = replicated.dims - 1;
+  shape.size[outer] = ceil_div(replicated[outer], Int(outer_of(block, form)));
+  shape.size[k] = ceil_div(replicated[k], Int(max(k_of(block, form) / kMxBlock, 1)));
+  return shape;
+}
+
+}  // namespace moxie

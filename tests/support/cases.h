@@ -1,0 +1,23 @@
+// Random problems for every op. A case is made from its number alone, so a failure reproduces
+// anywhere.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "moxie/core/base/exec.h"
+
+namespace moxie::testing {
+
+struct Case {
+  std::string description;  // op, shape, groups, rule, blocks: enough to see what is special
+  int64_t elements = 0;     // of the largest input
+  // Runs the op; returns the bytes of every output. Outputs were poisoned first.
+  std::function<std::vector<std::vector<uint8_t>>(const Exec& exec)> run;
+};
+
+Case make_case(uint64_t number);
+
+}  // namespace moxie::testing
