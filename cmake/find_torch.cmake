@@ -2,7 +2,8 @@
 # MOXIE_TORCH_CUDA: the CUDA version torch was built with, or nothing. Looks in this order:
 #   1. MOXIE_TORCH_PREFIX, a folder that holds include/torch and lib/libtorch.so
 #   2. CMAKE_PREFIX_PATH, when it holds such a folder
-#   3. the torch of a Python (Python3_EXECUTABLE, else the one `make setup` chose, else python3)
+#   3. the torch of a Python: Python3_EXECUTABLE, else the one `make setup` chose, else .venv's,
+#      else python3
 #
 # torch's own TorchConfig.cmake is read, not included. For a CUDA build of torch it enables the CUDA
 # language, searches the toolkit and sets architecture flags; Moxie's torch layer is plain C++ and
@@ -21,13 +22,15 @@ endfunction()
 
 # Asks the interpreter where its torch is, without importing torch.
 function(moxie_torch_of_python out_prefix out_note)
-  set(chosen ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../build/python)
-  if(NOT Python3_EXECUTABLE AND NOT Python_EXECUTABLE AND EXISTS ${chosen})
-    file(STRINGS ${chosen} python LIMIT_COUNT 1)
-  elseif(Python3_EXECUTABLE)
+  set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
+  if(Python3_EXECUTABLE)
     set(python ${Python3_EXECUTABLE})
   elseif(Python_EXECUTABLE)
     set(python ${Python_EXECUTABLE})
+  elseif(EXISTS ${root}/build/python)
+    file(STRINGS ${root}/build/python python LIMIT_COUNT 1)
+  elseif(EXISTS ${root}/.venv/bin/python)
+    set(python ${root}/.venv/bin/python)
   else()
     find_program(MOXIE_PYTHON3 NAMES python3 python)
     set(python ${MOXIE_PYTHON3})
@@ -113,6 +116,7 @@ if(NOT TARGET Moxie::libtorch)
   set(prefix "${MOXIE_TORCH_PREFIX}")
   if(NOT prefix)
     set(where "CMAKE_PREFIX_PATH")
+    unset(prefix)  # find_path leaves a variable alone that has a value, even an empty one
     # ../..: torch.utils.cmake_prefix_path is share/cmake inside the folder that is meant.
     find_path(prefix include/torch/library.h PATHS ${CMAKE_PREFIX_PATH} ENV CMAKE_PREFIX_PATH
       PATH_SUFFIXES . ../.. NO_DEFAULT_PATH NO_CACHE)

@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""Checks what a compiler does not: which layer includes which, and the limits every source keeps.
+
+    moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
+                   base <- format <- layout <- simd <- the ops, and base, format <- sm90
+    moxie/torch    includes core's contracts, not a folder's backends.h
+    moxie/cli      the same, and nothing of simd or sm90
+    python         holds no C++
+Everywhere: includes from the repository's root, asm only in moxie/core/sm90, no std::regex, ASCII,
+at most 600 lines.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+MAX_LINES = 600
+CPP = {".h", ".cc", ".inc", ".cu", ".cuh"}
+SOURCES = CPP | {".py", ".sh", ".cmake", ".txt", ".md", ".toml", ".json", ".yml"}
+
+TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")
+CUDA = re.compile(r"cuda|cooperative_groups|(cub|thrust|cutlass|cute|nv)/|cublas|curand|nvtx|mma")
+# What each of core's lower folders may include of core, besides itself.
+CORE_BELOW = {
+    "base": set(),
+    "format": {"base"},
+    "layout": {"base", "format"},
+    "simd": {"base", "format", "layout"},
+    "sm90": {"base", "format"},
+}
+
+INCLUDE = re.compile(r'\s*#\s*include\s*(["<])([^">]+)[">]')
+CONDITIONAL = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
+NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
+
+
+def files() -> list[pathlib.PurePosixPath]:
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    paths = sorted({pathlib.PurePosixPath(name) for name in listed.split("\0") if name})
+    return [path for path in paths if path.suffix in SOURCES and (ROOT / path).is_file()]
+
+
+def includes(text: str):
+    """(line number, how it is quoted, what is included, whether a CPU build sees it)"""
+    cuda_only = []  # of each open #if: does it hold only with CUDA?
+    for number, line in enumerate(text.splitlines(), 1):
+        if match := CONDITIONAL.match(line):
+            word, condition = match.groups()
+            if word in ("if", "ifdef", "ifndef"):
+                negated = word == "ifndef" or "!" in condition
+                of_cuda = bool(re.search(r"MOXIE_CUDA|__CUDACC__", condition))
+                cuda_only.append(of_cuda and not negated)
+            elif word == "endif":
+                cuda_only.pop()
+            else:
+                cuda_only[-1] = False
+        elif match := INCLUDE.match(line):
+            yield number, match[1], match[2], not any(cuda_only)
+
+
+def check_include(path: pathlib.PurePosixPath, quote: str, name: str, on_cpu: bool) -> str | None:
+    """The rule that this include breaks, if any."""
+    folder = path.parent.as_posix()
+    if quote == '"' and not name.startswith(("moxie/", "tests/")):
+        return "includes of our own start at the repository's root: moxie/... or tests/..."
+    private = name.endswith("/backends.h") and folder != name.removesuffix("/backends.h")
+    if private and path.parts[0] != "tests":
+        return "backends.h is private to its folder"
+    if path.parts[:2] == ("moxie", "core"):
+        if TORCH.match(name) or name.startswith(("moxie/torch/", "moxie/cli/")):
+            return "moxie/core includes nothing of the layers above it"
+        if quote == "<" and CUDA.match(name) and on_cpu and path.suffix not in (".cu", ".cuh"):
+            return "a CUDA header that a CPU build would need (guard it with #ifdef MOXIE_CUDA)"
+        part = path.parts[2]
+        if part in CORE_BELOW and name.startswith("moxie/core/"):
+            allowed = CORE_BELOW[part] | {part}
+            if name.split("/")[2] not in allowed:
+                return f"moxie/core/{part} includes of core only {', '.join(sorted(allowed))}"
+    if path.parts[:2] == ("moxie", "torch") and name.startswith("moxie/cli/"):
+        return "moxie/torch does not include moxie/cli"
+    inside = name.startswith(("moxie/core/simd/", "moxie/core/sm90/"))
+    if path.parts[:2] == ("moxie", "cli") and inside:
+        return "moxie/cli includes core's contracts, not its insides"
+    return None
+
+
+def check(path: pathlib.PurePosixPath):
+    """(line number, broken rule)"""
+    data = (ROOT / path).read_bytes()
+    for number, line in enumerate(data.splitlines(), 1):
+        if not line.isascii():
+            yield number, "ASCII only"
+    text = data.decode(errors="replace")
+    count = text.count("\n")
+    if count > MAX_LINES and path.suffix != ".md":
+        yield count, f"{count} lines; {MAX_LINES} is the limit"
+    if path.suffix not in CPP:
+        return
+    if path.parts[0] == "python":
+        yield 1, "python/ holds no C++"
+    for number, quote, name, on_cpu in includes(text):
+        if rule := check_include(path, quote, name, on_cpu):
+            yield number, f"{name}: {rule}"
+    code = NOT_CODE.sub(lambda match: "\n" * match[0].count("\n"), text)
+    for number, line in enumerate(code.splitlines(), 1):
+        in_sm90 = path.parts[:3] == ("moxie", "core", "sm90")
+        if re.search(r"\b(asm|__asm__|__asm)\b", line) and not in_sm90:
+            yield number, "asm lives in moxie/core/sm90"
+        if re.search(r"std::w?regex|#\s*include\s*<regex>", line):
+            yield number, "no std::regex"
+
+
+def main() -> int:
+    checked = files()
+    broken = [f"{path}:{number}: {rule}" for path in checked for number, rule in check(path)]
+    print("\n".join(broken + [f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,198 @@
+#!/usr/bin/env bash
+# Gets a machine ready to build and test Moxie: says what is missing, then installs it. Where
+# nothing is missing it changes nothing and needs no network. The interpreter it settles on is
+# written to build/python.
+#
+#   tools/setup.sh [--with-clang-format]
+#
+# PYTHON    interpreter to use, or to make .venv with (default: python3)
+# TORCH     what to install when there is no torch in range; may carry pip options of its own
+# PIP_ARGS  options of every pip install
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+: "${PYTHON:=python3}" "${TORCH:=torch==2.13.0}" "${PIP_ARGS:=}"
+torchao=torchao==0.18.0       # the tests' oracle; those that need it skip without it
+venv=$PWD/.venv
+unfinished=$venv/.unfinished  # is there while packages are being installed
+no_torchao=$venv/.no-torchao  # installing it failed once: not tried again
+with_clang_format=no
+[[ ${1:-} != --with-clang-format ]] || with_clang_format=yes
+
+say() { printf 'setup: %s\n' "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+# ---- what the system lacks: found by use, not by package name ----------------------------------
+
+compiler() { "${CXX:-c++}" -std=c++20 -x c++ "$@"; }
+
+has_compiler() {
+  compiler -fsyntax-only - 2>/dev/null <<'CC'
+#include <bit>
+#include <concepts>
+#include <span>
+static_assert(std::bit_cast<unsigned>(1.0f) == 0x3f800000 && std::integral<int>);
+CC
+}
+has_header() { compiler -E - >/dev/null 2>&1 <<<"#include <$1>"; }
+has_gtest() {
+  has_header gtest/gtest.h && has_header gmock/gmock.h &&
+    compiler - -lgmock -lgtest -lgtest_main -pthread -o /dev/null 2>/dev/null <<<'int main() {}'
+}
+has_cmake() {
+  local version
+  version=$(PATH=$venv/bin:$PATH cmake --version 2>/dev/null | sed -n '1s/.* //p')
+  [[ -n $version && $(printf '%s\n' 3.25 "$version" | sort -V | head -1) == 3.25 ]]
+}
+has_python_headers() {
+  "$1" -c 'import os, sys, sysconfig
+sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
+}
+
+# Debian's and Ubuntu's packages for what is missing, one per line.
+missing_packages() {
+  has_compiler || echo g++
+  command -v make >/dev/null || echo make
+  has_cmake || echo cmake
+  command -v ninja >/dev/null || echo ninja-build
+  has_gtest || printf '%s\n' libgtest-dev libgmock-dev
+  has_header CLI/CLI.hpp || echo libcli11-dev
+  has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  local base
+  base=$(command -v "$python" || command -v "$PYTHON" || true)
+  [[ -n $base ]] || echo python3
+  if [[ $plan == create ]] && ! "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
+    echo python3-venv
+  fi
+  # torch.compile needs Python's headers; an interpreter that is not the system's brings its own.
+  base=$(readlink -f "${base:-/usr/bin/python3}")
+  if [[ $base == /usr/bin/python3* ]] && ! has_python_headers "$base" 2>/dev/null; then
+    echo python3-dev
+  fi
+  [[ $with_clang_format == no ]] || command -v clang-format >/dev/null || echo clang-format
+}
+
+install_packages() {
+  local -a as_root=()
+  command -v apt-get >/dev/null ||
+    die "there is no apt-get here; install these (Debian's names) and run again: $*"
+  if [[ $EUID -ne 0 ]]; then
+    if sudo -n true >/dev/null 2>&1; then
+      as_root=(sudo -n)
+    elif command -v sudo >/dev/null && [[ -t 0 ]]; then
+      as_root=(sudo)
+    else
+      die "this needs root; as root, run: apt-get install $*"
+    fi
+  fi
+  as_root+=(env DEBIAN_FRONTEND=noninteractive)
+  "${as_root[@]}" dpkg --configure -a  # an interrupted installation blocks the next one
+  "${as_root[@]}" apt-get update -q || say "apt-get update failed; going on with the lists at hand"
+  "${as_root[@]}" apt-get install -q -y --no-install-recommends "$@" ||
+    die "apt-get failed; install these and run again: $*"
+}
+
+# ---- which Python, and what it lacks -----------------------------------------------------------
+
+# Prints the interpreter's prefix, then its torch or "none" (none in range), then each package that
+# is not installed. Reads metadata only: importing torch takes seconds.
+probe() {
+  env -u PYTHONPATH "$1" - 2>/dev/null <<'PY' || true
+import sys
+from importlib import metadata
+def version(name):
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+torch = version("torch")
+in_range = torch and (2, 11) <= tuple(int(n) for n in torch.split(".")[:2]) < (2, 14)
+print(sys.prefix, torch if in_range else "none", sep="\n")
+for name in ("pip", "numpy", "pytest", "matplotlib", "torchao"):
+    if not version(name):
+        print(name)
+PY
+}
+torch_of() { sed -n 2p <<<"$1"; }
+has_torch() { [[ $(torch_of "$1") =~ ^[0-9] ]]; }
+lacks() { sed 1,2d <<<"$1" | grep -qx "$2"; }
+
+# plan: use       the user's own Python, which has torch
+#       complete  .venv is there; install what it lacks
+#       create    make .venv
+python=$PYTHON
+wanted=(numpy pytest)
+state=$(probe "$python")
+if has_torch "$state" && ! [[ $(head -1 <<<"$state") -ef $venv ]]; then
+  plan=use
+else
+  python=$venv/bin/python
+  wanted+=(matplotlib)
+  state=$(probe "$python")
+  plan=complete
+  if [[ -e $unfinished || -z $state ]] || lacks "$state" pip; then
+    plan=create
+    state=$(printf '%s\n' "$venv" none "${wanted[@]}" torchao)
+  fi
+fi
+
+torch=
+has_torch "$state" || torch=$TORCH
+pip_packages=()
+for name in "${wanted[@]}"; do
+  if lacks "$state" "$name"; then pip_packages+=("$name"); fi
+done
+# Into our own environment only: a user's stays as it is where that merely skips tests.
+if [[ $plan == use || -e $no_torchao ]] || ! lacks "$state" torchao; then torchao=; fi
+
+# ---- say it, then do it ------------------------------------------------------------------------
+
+mapfile -t packages < <(missing_packages)
+# shellcheck disable=SC2206
+from_pip=($torch "${pip_packages[@]}" $torchao)  # TORCH is a list of words
+if [[ ${#packages[@]} -gt 0 ]]; then say "will install with apt: ${packages[*]}"; fi
+if [[ $plan == create ]]; then say "will create the virtual environment .venv"; fi
+if [[ ${#from_pip[@]} -gt 0 ]]; then
+  say "will install with pip, for ${python#"$PWD"/}: ${from_pip[*]}"
+fi
+if [[ ${#packages[@]} -eq 0 && ${#from_pip[@]} -eq 0 ]]; then say "nothing is missing"; fi
+
+if [[ ${#packages[@]} -gt 0 ]]; then
+  install_packages "${packages[@]}"
+  mapfile -t packages < <(missing_packages)
+  if [[ ${packages[*]-} == cmake ]]; then
+    say "apt's cmake is older than 3.25: will install it with pip too"
+    pip_packages+=("cmake>=3.25")
+  elif [[ ${#packages[@]} -gt 0 ]]; then
+    die "still missing after apt-get install: ${packages[*]}"
+  fi
+fi
+
+# shellcheck disable=SC2086
+pip_install() { "$python" -m pip install --disable-pip-version-check $PIP_ARGS "$@"; }
+
+if [[ $plan == create ]]; then
+  "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' ||
+    die "$PYTHON is $("$PYTHON" --version); 3.10 or later is needed (set PYTHON)"
+  mkdir -p "$venv"
+  touch "$unfinished"
+  "$PYTHON" -m venv --clear "$venv"
+fi
+if [[ $plan != use && ${#from_pip[@]} -gt 0 ]]; then touch "$unfinished"; fi
+# shellcheck disable=SC2086
+if [[ -n $torch ]]; then pip_install $torch; fi
+if [[ ${#pip_packages[@]} -gt 0 ]]; then
+  pip_install "${pip_packages[@]}" ||
+    die "pip failed; install these for $python and run again: ${pip_packages[*]}"
+fi
+if [[ -n $torchao ]] && ! pip_install --no-deps "$torchao"; then
+  say "no $torchao: tests that compare with it skip (remove ${no_torchao#"$PWD"/} to try again)"
+  touch "$no_torchao"
+fi
+rm -f "$unfinished"
+
+if [[ -n $torch ]]; then state=$(probe "$python"); fi
+has_torch "$state" || die "$python has no torch >= 2.11 and < 2.14 (TORCH is '$TORCH')"
+mkdir -p build
+"$python" -c 'import sys; print(sys.executable)' >build/python
+say "python is $(<build/python), torch is $(torch_of "$state")"

@@ -1,0 +1,156 @@
+#!/usr/bin/env python3
+"""Runs every test of a build folder and counts.
+
+C++ programs are those ctest knows; Python tests are the files of tests/python, which see the
+library of this build. Each program and each file is a suite in a process of its own, so one that
+crashes costs only itself. The last line is `N passed, M failed, K skipped`; the exit status is 1
+if anything failed or nothing passed.
+"""
+
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TIMEOUT_S = 3600
+
+
+@dataclasses.dataclass
+class Suite:
+    name: str
+    command: list[str]  # "{report}" stands for the path of the report
+    read_report: "collections.abc.Callable"
+
+
+@dataclasses.dataclass
+class Result:
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    reasons: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+    def add(self, other: "Result") -> None:
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+        self.reasons.update(other.reasons)
+
+    def __str__(self) -> str:
+        return f"{self.passed} passed, {self.failed} failed, {self.skipped} skipped"
+
+
+def read_gtest(path: pathlib.Path, output: str) -> Result:
+    result = Result()
+    for suite in json.loads(path.read_text())["testsuites"]:
+        for case in suite["testsuite"]:
+            if case.get("failures"):
+                result.failed += 1
+            elif case.get("result") == "SKIPPED":
+                result.skipped += 1
+            elif case.get("status") == "RUN":
+                result.passed += 1
+    # The reasons are not in the report but in the output: "<file>:<line>: Skipped\n<reason>".
+    result.reasons.update(re.findall(r": Skipped\n(.+)", output))
+    return result
+
+
+def read_junit(path: pathlib.Path, output: str) -> Result:
+    del output
+    result = Result()
+    for case in ElementTree.parse(path).iter("testcase"):
+        skipped = case.find("skipped")
+        if case.find("failure") is not None or case.find("error") is not None:
+            result.failed += 1
+        elif skipped is not None:
+            result.skipped += 1
+            result.reasons[skipped.get("message") or "no reason given"] += 1
+        else:
+            result.passed += 1
+    return result
+
+
+def cpp_suites(build: pathlib.Path) -> list[Suite]:
+    listing = subprocess.run(
+        ["ctest", "--test-dir", str(build), "--show-only=json-v1"],
+        check=True, capture_output=True, text=True)
+    suites = []
+    for test in json.loads(listing.stdout)["tests"]:
+        if "command" not in test:
+            sys.exit(f"test.py: {test['name']} is not built; build {build} first")
+        command = [*test["command"], "--gtest_output=json:{report}"]
+        suites.append(Suite(test["name"], command, read_gtest))
+    return suites
+
+
+def python_suites(library: pathlib.Path) -> list[Suite]:
+    if not library.exists():
+        return []
+    pytest = [sys.executable, "-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", "-rs"]
+    return [
+        Suite(f"python/{path.name}", [*pytest, "--junitxml={report}", str(path)], read_junit)
+        for path in sorted((ROOT / "tests" / "python").glob("test_*.py"))
+    ]
+
+
+def run(suite: Suite, env: dict[str, str]) -> tuple[Result, str]:
+    """The suite's counts, and what to print: its output if anything failed, else nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = pathlib.Path(folder) / "report"
+        command = [word.replace("{report}", str(report)) for word in suite.command]
+        try:
+            done = subprocess.run(
+                command, cwd=ROOT, env=env, timeout=TIMEOUT_S, text=True, errors="replace",
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+            status, output = done.returncode, done.stdout
+        except subprocess.TimeoutExpired as expired:
+            output = (expired.stdout or b"").decode(errors="replace")
+            status = f"stopped after {TIMEOUT_S} s"
+        try:
+            result = suite.read_report(report, output)
+        except (OSError, ValueError, KeyError, ElementTree.ParseError):
+            # It died before it could report: what it said until then counts, and one failure more.
+            passed = re.findall(r"^\[       OK \]", output, re.MULTILINE)
+            failed = re.findall(r"^\[  FAILED  \].*ms\)$", output, re.MULTILINE)
+            result = Result(passed=len(passed), failed=len(failed) + 1)
+    nothing_collected = suite.read_report is read_junit and status == 5
+    if status != 0 and not result.failed and not nothing_collected:
+        result.failed += 1
+    return result, f"{output.rstrip()}\n(exit status {status})" if result.failed else ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("build", type=pathlib.Path, help="build folder, such as build/cpu")
+    parser.add_argument("-k", dest="part", default="", help="only suites whose name holds this")
+    options = parser.parse_args()
+
+    library = options.build.resolve() / "moxie" / "torch" / "libmoxie_torch.so"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "MOXIE_LIBRARY": str(library)}
+    suites = cpp_suites(options.build) + python_suites(library)
+    total = Result()
+    for suite in (suite for suite in suites if options.part in suite.name):
+        start = time.monotonic()
+        result, failure = run(suite, env)
+        total.add(result)
+        verdict = "FAIL" if result.failed else "ok"
+        seconds = time.monotonic() - start
+        print(f"{verdict:4} {suite.name:36} {result}  ({seconds:.1f} s)", flush=True)
+        if failure:
+            print(failure, flush=True)
+    for reason, count in total.reasons.most_common():
+        print(f"skipped {count}: {reason}")
+    print(total)
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
