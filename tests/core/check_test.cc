@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "moxie/core/dequantize/dequantize.h"
-#include "moxie/core/format/parse.h"
+#include "moxie/core/layout/parse.h"
 #include "moxie/core/groups/groups.h"
 #include "moxie/core/quantize/quantize.h"
 #include "moxie/core/requantize/requantize.h"

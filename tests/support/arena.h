@@ -24,7 +24,7 @@ class Arena {
   View<const T> input(const std::vector<T>& values, Shape shape) {
     EXPECT_EQ(static_cast<int64_t>(values.size()), numel(shape));
     Buffer& buffer = add(values.size() * sizeof(T), sizeof(T));
-    std::memcpy(buffer.host(), values.data(), values.size() * sizeof(T));
+    if (!values.empty()) std::memcpy(buffer.host(), values.data(), values.size() * sizeof(T));
     upload(buffer);
     return {static_cast<const T*>(buffer.pointer), shape};
   }

@@ -1,58 +1,75 @@
-// GPU memory for tests. In a build without CUDA there is no device, and nothing here is called.
+// Memory of a GPU for tests: a buffer that frees itself, and copies that wait for the kernels
+// before them. In a build without CUDA has_cuda_device() is false and the rest throws.
 #pragma once
 
 #include <cstddef>
 #include <utility>
 
-#ifdef MOXIE_CUDA
-#include <cuda_runtime_api.h>
-#endif
-
 #include "moxie/core/base/check.h"
+#ifdef MOXIE_CUDA
+#include <cuda_runtime.h>
+#endif
 
 namespace moxie::testing {
 
 #ifdef MOXIE_CUDA
-inline void check_cuda(cudaError_t error, const char* what) {
-  MOXIE_CHECK(error == cudaSuccess, what, ": ", cudaGetErrorString(error));
+
+inline void check_device(const char* what, cudaError_t status) {
+  MOXIE_CHECK(status == cudaSuccess, what, ": ", cudaGetErrorString(status));
 }
 
 inline bool has_cuda_device() {
-  int count = 0;
-  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+  static const bool found = [] {
+    int count = 0;
+    const bool ok = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+    cudaGetLastError();  // no driver is an answer here, not an error for a later call to report
+    return ok;
+  }();
+  return found;
 }
-inline void* device_malloc(size_t bytes) {
+
+inline void* allocate_on_device(size_t bytes) {
   void* data = nullptr;
-  check_cuda(cudaMalloc(&data, bytes ? bytes : 1), "cudaMalloc");
+  if (bytes > 0) check_device("cudaMalloc", cudaMalloc(&data, bytes));
   return data;
 }
-inline void device_free(void* data) { cudaFree(data); }
+
+inline void free_on_device(void* data) { cudaFree(data); }
+
 inline void copy_to_device(void* to, const void* from, size_t bytes) {
-  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice), "copy_to_device");
+  if (bytes > 0)
+    check_device("copy to device", cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice));
 }
-// Waits for the work before it, so an error of a kernel shows up here.
+
 inline void copy_to_host(void* to, const void* from, size_t bytes) {
-  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost), "copy_to_host");
+  if (bytes > 0) check_device("copy to host", cudaMemcpy(to, from, bytes, cudaMemcpyDeviceToHost));
 }
+
 #else
+
 inline bool has_cuda_device() { return false; }
-inline void* device_malloc(size_t) { fail("device_malloc: a build without CUDA"); }
-inline void device_free(void*) {}
-inline void copy_to_device(void*, const void*, size_t) { fail("copy_to_device: no CUDA"); }
-inline void copy_to_host(void*, const void*, size_t) { fail("copy_to_host: no CUDA"); }
+[[noreturn]] inline void* allocate_on_device(size_t) {
+  fail("device memory: a build without CUDA");
+}
+inline void free_on_device(void*) {}
+inline void copy_to_device(void*, const void*, size_t) {
+  fail("device memory: a build without CUDA");
+}
+inline void copy_to_host(void*, const void*, size_t) {
+  fail("device memory: a build without CUDA");
+}
+
 #endif
 
 class DeviceBuffer {
  public:
   DeviceBuffer() = default;
-  explicit DeviceBuffer(size_t bytes) : data_(device_malloc(bytes)) {}
+  explicit DeviceBuffer(size_t bytes) : data_(allocate_on_device(bytes)) {}
+  ~DeviceBuffer() { free_on_device(data_); }
   DeviceBuffer(DeviceBuffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
   DeviceBuffer& operator=(DeviceBuffer&& other) noexcept {
     std::swap(data_, other.data_);
     return *this;
-  }
-  ~DeviceBuffer() {
-    if (data_) device_free(data_);
   }
 
   void* data() const { return data_; }

@@ -29,7 +29,7 @@ __device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWar
 struct Launch {
   std::string_view op;  // for the error message
   void* stream;
-  int64_t work;          // CTAs that there is work for; a kernel loops with for_each_work()
+  int64_t work;          // CTAs that there is work for, numbered by work_index()
   int shared_bytes = 0;  // dynamic
 };
 
@@ -43,7 +43,10 @@ void launch(const Launch& how, void (*kernel)(Params), const Params& params) {
                      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           how.shared_bytes));
   cudaLaunchConfig_t config{};
-  config.gridDim.x = static_cast<unsigned>(min<int64_t>(how.work, std::numeric_limits<int>::max()));
+  // x has the larger limit, 2^31 - 1; y takes what is left.
+  const int64_t width = min<int64_t>(how.work, std::numeric_limits<int>::max());
+  config.gridDim.x = static_cast<unsigned>(width);
+  config.gridDim.y = static_cast<unsigned>(ceil_div(how.work, width));
   config.blockDim.x = kThreads;
   config.dynamicSmemBytes = static_cast<size_t>(how.shared_bytes);
   config.stream = static_cast<cudaStream_t>(how.stream);
@@ -56,14 +59,9 @@ inline void zero_async(const Launch& how, void* data, int64_t bytes) {
                                            static_cast<cudaStream_t>(how.stream)));
 }
 
-// Calls f(item) for the CTA's share of `work`. A grid may be smaller than the work, so f may be
-// called again; the barrier lets it reuse shared memory.
-template <class F>
-__device__ void for_each_work(int64_t work, F&& f) {
-  for (int64_t item = blockIdx.x; item < work; item += gridDim.x) {
-    f(item);
-    __syncthreads();
-  }
+// Which of Launch::work this CTA is for. At or past it, the CTA must return.
+__device__ inline int64_t work_index() {
+  return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }
 
 // The dynamic shared memory of a kernel, as the struct that describes it.

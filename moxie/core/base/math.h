@@ -1,16 +1,17 @@
 // Integer arithmetic that every layer needs. Templates, because torch's symbolic sizes go through
-// the same formulas as plain integers.
+// the same formulas as plain integers. By value: a reference to a namespace-scope constant would be
+// one to host memory in device code, and nvcc turns that into a trap.
 #pragma once
 
 namespace moxie {
 
 template <class Int>
-constexpr Int ceil_div(const Int& value, const Int& divisor) {
+constexpr Int ceil_div(Int value, Int divisor) {
   return (value + (divisor - 1)) / divisor;
 }
 
 template <class Int>
-constexpr Int round_up(const Int& value, const Int& multiple) {
+constexpr Int round_up(Int value, Int multiple) {
   return ceil_div(value, multiple) * multiple;
 }
 

@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <string>
-#include <string_view>
 
 namespace moxie {
 
@@ -39,10 +38,6 @@ constexpr int k_of(Block block, Form form) {
 inline std::string name(Block block) {
   return std::to_string(block.rows) + "x" + std::to_string(block.cols);
 }
-
-// "128x32" -> Block{128, 32}. Throws Error on any other text, with the list of what there is; `op`
-// and `argument` say in the message where the text came from.
-Block parse_block(std::string_view text, std::string_view op, std::string_view argument);
 
 // A GEMM can only apply a scale that stays constant over 32 or more of the contraction.
 constexpr bool is_operand_block(Block block, Form form) { return k_of(block, form) >= kMxBlock; }

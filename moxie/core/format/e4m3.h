@@ -34,6 +34,8 @@ constexpr e4m3 to_e4m3(float value) {
   return {static_cast<uint8_t>(magnitude > 0x7f800000 ? kE4m3Nan : code)};
 }
 
+// Both NaN bytes give the one NaN 0x7fc00000, so that no result depends on how a machine carries the
+// sign of a NaN through a product.
 constexpr float to_float(e4m3 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
   const uint32_t code = value.bits & 0x7f;
@@ -41,7 +43,7 @@ constexpr float to_float(e4m3 value) {
   const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(code) * 0x1p-9f);
   const uint32_t normal = (code << 20) + (120u << 23);
   const uint32_t magnitude = code < 8 ? subnormal : normal;
-  return std::bit_cast<float>(sign | (code == 0x7f ? 0x7fc00000u : magnitude));
+  return std::bit_cast<float>(code == 0x7f ? 0x7fc00000u : sign | magnitude);
 }
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-#include <cstring>
+#include <algorithm>
 
 #include "moxie/core/groups/backends.h"
 
@@ -17,13 +17,13 @@ void padded_offs(const PaddedOffsArgs& args) {
 void pad_groups(const PadGroupsArgs& args) {
   padded_offs({.offs = args.offs, .alignment = args.alignment, .padded = args.ends});
   const int64_t row_bytes = args.x.dim(1);
-  std::memset(args.padded.data, 0, numel(args.padded.shape));
+  std::fill_n(args.padded.data, numel(args.padded.shape), std::byte{});
   int64_t begin = 0, start = 0;
   for (int64_t g = 0; g < args.offs.dim(0); ++g) {
     const int64_t end = args.offs.data[g];
     args.starts.data[g] = static_cast<int32_t>(start);
-    std::memcpy(args.padded.data + start * row_bytes, args.x.data + begin * row_bytes,
-                (end - begin) * row_bytes);
+    std::copy_n(args.x.data + begin * row_bytes, (end - begin) * row_bytes,
+                args.padded.data + start * row_bytes);
     begin = end;
     start = args.ends.data[g];
   }
@@ -31,13 +31,13 @@ void pad_groups(const PadGroupsArgs& args) {
 
 void unpad_groups(const UnpadGroupsArgs& args) {
   const int64_t row_bytes = args.x.dim(1);
-  std::memset(args.x.data, 0, numel(args.x.shape));
+  std::fill_n(args.x.data, numel(args.x.shape), std::byte{});
   int64_t begin = 0;
   for (int64_t g = 0; g < args.offs.dim(0); ++g) {
     const int64_t end = args.offs.data[g];
-    if (end > begin)
-      std::memcpy(args.x.data + begin * row_bytes,
-                  args.padded.data + args.starts.data[g] * row_bytes, (end - begin) * row_bytes);
+    if (end > begin)  // an empty group's start may be anything
+      std::copy_n(args.padded.data + args.starts.data[g] * row_bytes, (end - begin) * row_bytes,
+                  args.x.data + begin * row_bytes);
     begin = end;
   }
 }

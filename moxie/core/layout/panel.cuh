@@ -25,8 +25,8 @@ struct RowTileSearch {  // in shared memory
   RowTile found;
 };
 
-constexpr int64_t tiles_of(const Panel& panel, int64_t alignment) {
-  return ceil_div<int64_t>(round_up(panel.rows, alignment), kTileRows);
+constexpr int64_t tiles_of(int64_t rows, int64_t alignment) {
+  return ceil_div<int64_t>(round_up(rows, alignment), kTileRows);
 }
 
 // How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
@@ -35,7 +35,20 @@ constexpr int64_t tiles_of(const Panel& panel, int64_t alignment) {
 // padding of a group is inside its last tile; so for those, pass the rows of x.
 constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows) {
   if (panels.offs) return (buffer_rows + (panels.count + 1) * (kTileRows - 1)) / kTileRows;
-  return panels.count * tiles_of({.rows = panels.rows}, alignment);
+  return panels.count * tiles_of(panels.rows, alignment);
+}
+
+// Without offs: one panel, or weights.
+constexpr RowTile row_tile_of_equal_panels(const Panels& panels, int64_t alignment, int64_t tile) {
+  const int64_t per_panel = tiles_of(panels.rows, alignment);
+  const int64_t index = tile / per_panel;
+  return {.panel = {.index = index,
+                    .begin = index * panels.rows,
+                    .rows = panels.rows,
+                    .padded = index * round_up(panels.rows, alignment),
+                    .tiled = index * round_up<int64_t>(panels.rows, kTileRows)},
+          .row = tile % per_panel * kTileRows,
+          .tail = false};
 }
 
 // Combines the values of all threads before this one; 0 is neutral. One barrier.
@@ -68,20 +81,21 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
   int64_t end = 0;
   for (int64_t g = first; g < last; ++g)
     end = max<int64_t>(end, min<int64_t>(panels.offs[g], panels.rows));
-  const int64_t begin = scan_before(end, search.end, [](int64_t a, int64_t b) { return max(a, b); });
+  const int64_t begin =
+      scan_before(end, search.end, [](int64_t a, int64_t b) { return max(a, b); });
 
   const auto add = [](int64_t a, int64_t b) { return a + b; };
   const auto walk = [&](Panel panel, int64_t& count, auto&& visit) {
     for (int64_t g = first; g < last; ++g) {
       panel = next_panel(panels, panel, alignment);
       visit(panel, count);
-      count += tiles_of(panel, alignment);
+      count += tiles_of(panel.rows, alignment);
     }
     return Panel{.index = last,
                  .begin = panel.begin + panel.rows,
                  .rows = 0,
                  .padded = panel.padded + round_up(panel.rows, alignment),
-                 .tiled = panel.tiled + round_up(panel.rows, kScaleTileRows)};
+                 .tiled = panel.tiled + round_up<int64_t>(panel.rows, kTileRows)};
   };
   int64_t mine = 0;
   Panel before{.index = first - 1, .begin = begin, .rows = 0, .padded = 0, .tiled = 0};
@@ -92,25 +106,19 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
   return walk(before, tiles, f);
 }
 
-// The tile-th tile of rows. All threads of the CTA must call it, and get the same answer; a barrier
-// must come before the next call.
-__device__ inline RowTile find_row_tile(const Panels& panels, int64_t alignment, int64_t tile,
-                                        RowTileSearch& search) {
+// The tile-th tile of rows, for all threads of the CTA, which must all call it. It is in shared
+// memory, so that it costs no registers, until the call after the next barrier.
+__device__ inline const RowTile& find_row_tile(const Panels& panels, int64_t alignment,
+                                               int64_t tile, RowTileSearch& search) {
   if (!panels.offs) {
-    const int64_t per_panel = tiles_of({.rows = panels.rows}, alignment);
-    const int64_t index = tile / per_panel;
-    return {.panel = {.index = index,
-                      .begin = index * panels.rows,
-                      .rows = panels.rows,
-                      .padded = index * round_up(panels.rows, alignment),
-                      .tiled = index * round_up(panels.rows, kScaleTileRows)},
-            .row = tile % per_panel * kTileRows,
-            .tail = false};
+    if (threadIdx.x == 0) search.found = row_tile_of_equal_panels(panels, alignment, tile);
+    __syncthreads();
+    return search.found;
   }
   int64_t tiles = 0;
-  const Panel end = for_my_groups(
-      panels, alignment, search, tiles, [&](const Panel& panel, int64_t before) {
-        if (tile >= before && tile < before + tiles_of(panel, alignment))
+  const Panel end =
+      for_my_groups(panels, alignment, search, tiles, [&](const Panel& panel, int64_t before) {
+        if (tile >= before && tile < before + tiles_of(panel.rows, alignment))
           search.found = {.panel = panel, .row = (tile - before) * kTileRows, .tail = false};
       });
   if (threadIdx.x == kThreads - 1 && tile >= tiles)

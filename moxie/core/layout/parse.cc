@@ -1,7 +1,6 @@
-#include "moxie/core/format/parse.h"
+#include "moxie/core/layout/parse.h"
 
 #include "moxie/core/base/check.h"
-#include "moxie/core/format/block.h"
 
 namespace moxie {
 
@@ -14,8 +13,7 @@ Block parse_block(std::string_view text, std::string_view op, std::string_view a
 }
 
 ScaleRule parse_rule(std::string_view text, std::string_view op) {
-  for (const auto rule :
-       {ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil, ScaleRule::kEven})
+  for (const auto rule : {ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil, ScaleRule::kEven})
     if (name(rule) == text) return rule;
   fail(op, ": rule must be one of rceil, floor, ceil, even, got '", text, "'");
 }

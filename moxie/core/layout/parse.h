@@ -1,0 +1,18 @@
+// Names as users write them, in flags, Python and files: "128x32" -> Block{128, 32}. A wrong one
+// throws Error with the list of what there is.
+#pragma once
+
+#include <string_view>
+
+#include "moxie/core/format/block.h"
+#include "moxie/core/format/e8m0.h"
+#include "moxie/core/layout/swizzle.h"
+
+namespace moxie {
+
+// `op` and `argument` say in the message where the text came from.
+Block parse_block(std::string_view text, std::string_view op, std::string_view argument);
+ScaleRule parse_rule(std::string_view text, std::string_view op);
+ScaleLayout parse_layout(std::string_view text, std::string_view op);
+
+}  // namespace moxie
