@@ -1,0 +1,40 @@
+#include "moxie/torch/exec.h"
+
+#include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include "moxie/core/base/math.h"
+
+namespace moxie::ops {
+namespace {
+
+class TorchThreads final : public Parallel {
+ public:
+  void run(int64_t count, int64_t grain, const Body& body) override {
+    // Over pieces of one grain: at::parallel_for may cut ranges a little shorter than its own.
+    const int64_t pieces = max<int64_t>(count / max<int64_t>(grain, 1), 1);
+    const int64_t size = count / pieces;
+    at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
+      body(begin * size, end == pieces ? count : end * size);
+    });
+  }
+};
+
+TorchThreads torch_threads;  // has no state
+
+}  // namespace
+
+DeviceScope::DeviceScope(c10::Device device) {
+  if (device.is_cpu()) {
+    exec_ = {.backend = Backend::kCpu, .parallel = &torch_threads};
+    return;
+  }
+  exec_ = {.backend = Backend::kCuda};
+  if constexpr (kHasCuda) {
+    // Through torch's device interface, which needs none of the CUDA headers of torch.
+    guard_.reset_device(device);
+    exec_.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
+  }
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,97 @@
+#include "moxie/core/requantize/requantize.h"
+
+#include "moxie/core/layout/parse.h"
+#include "moxie/torch/exec.h"
+#include "moxie/torch/ops/register.h"
+#include "moxie/torch/view.h"
+
+namespace moxie::ops {
+namespace {
+
+constexpr const char* kOp = "requantize";
+
+struct Request {
+  const Tensor& qdata;
+  const Tensor& scale;
+  const OptionalTensor& offs;
+  Block block, colwise_block;
+  ScaleRule rule;
+  ScaleLayout layout;
+};
+
+Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
+              std::string_view block, std::string_view colwise_block, std::string_view rule,
+              std::string_view layout) {
+  return {qdata,
+          scale,
+          offs,
+          parse_block(block, kOp, "block"),
+          parse_block(colwise_block, kOp, "colwise_block"),
+          parse_rule(rule, kOp),
+          parse_layout(layout, kOp)};
+}
+
+Results results_of(const Request& request) {
+  const auto& [qdata, scale, offs, block, colwise_block, rule, layout] = request;
+  check_e4m3({kOp, "qdata", qdata});
+  check_e8m0({kOp, "scale", scale});
+  check_matrix_or_stack({kOp, "qdata", qdata});
+  check_device({kOp, "scale", scale}, qdata);
+  check_offs(kOp, offs, qdata);
+  check_block(kOp, Form::kRowwise, block, offs);
+  check_block(kOp, Form::kColwise, colwise_block, offs);
+  const auto x = sym_shape(qdata);
+  check_shape({kOp, "scale", scale},
+              operand_shape(x, num_groups(offs), Form::kRowwise, block, ScaleLayout::kPlain).scale);
+  const auto shape = operand_shape(x, num_groups(offs), Form::kColwise, colwise_block, layout);
+  return {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata},
+          {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};
+}
+
+void run(const Request& request, const std::vector<Tensor>& out) {
+  if (request.qdata.is_meta()) return;
+  const DeviceScope scope(request.qdata.device());
+  const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
+  const OptionalTensor offs = dense(request.offs);
+  moxie::requantize(
+      {.block = request.block,
+       .qdata = const_view<e4m3>(qdata),
+       .scale = const_view<e8m0>(scale),
+       .offs = offs_view(offs),
+       .colwise = {request.colwise_block, request.layout, view<e4m3>(out[0]), view<e8m0>(out[1])},
+       .rule = request.rule},
+      scope.exec());
+}
+
+std::tuple<Tensor, Tensor> requantize(const Tensor& qdata, const Tensor& scale,
+                                      const OptionalTensor& offs, std::string_view block,
+                                      std::string_view colwise_block, std::string_view rule,
+                                      std::string_view layout) {
+  return with_op(kOp, [&] {
+    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
+    const auto out = allocate(results_of(request), qdata);
+    run(request, out);
+    return std::tuple(out[0], out[1]);
+  });
+}
+
+void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
+                    std::string_view block, std::string_view colwise_block, std::string_view rule,
+                    std::string_view layout, const Tensor& qdata_t, const Tensor& scale_t) {
+  with_op(kOp, [&] {
+    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
+    const std::vector<Tensor> out = {qdata_t, scale_t};
+    check_out(kOp, results_of(request), out, {qdata, scale, offs});
+    run(request, out);
+    mark_written(out);
+  });
+}
+
+}  // namespace
+
+void register_requantize(torch::Library& m) {
+  m.impl("requantize", TORCH_FN(requantize));
+  m.impl("requantize.out", TORCH_FN(requantize_out));
+}
+
+}  // namespace moxie::ops

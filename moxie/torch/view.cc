@@ -1,0 +1,221 @@
+#include "moxie/torch/view.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+
+namespace moxie::ops {
+namespace {
+
+std::string dtype_name(at::ScalarType dtype) {
+  return "torch." + std::string(c10::getDtypeNames(dtype).first);
+}
+
+// sym_eq().expect_true(): a guard where sizes are traced, a run-time assertion where nothing is
+// known of them, and a plain comparison in eager mode.
+bool same(const c10::SymInt& a, const c10::SymInt& b) {
+  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+
+template <class Int, class Size>
+BasicShape<Int> shape_from(const Tensor& tensor, Size&& size) {
+  switch (tensor.dim()) {
+    case 1: return {size(0)};
+    case 2: return {size(0), size(1)};
+    case 3: return {size(0), size(1), size(2)};
+    default: TORCH_CHECK_VALUE(false, "expected 1 to 3 dims, got ", tensor.dim());
+  }
+}
+
+std::string text(const SymShape& shape) {
+  std::ostringstream out;
+  out << '[';
+  for (int i = 0; i < shape.dims; ++i) out << (i ? ", " : "") << shape[i];
+  out << ']';
+  return out.str();
+}
+
+}  // namespace
+
+// ---- arguments -------------------------------------------------------------------------------
+
+void check_float(const Input& input) {
+  const auto dtype = input.tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kBFloat16 || dtype == at::kFloat, input.op, ": ", input.name,
+                   " must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
+}
+
+void check_e4m3(const Input& input) {
+  const auto dtype = input.tensor.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat8_e4m3fn, input.op, ": ", input.name,
+                   " must be torch.float8_e4m3fn, got ", dtype_name(dtype));
+}
+
+void check_e8m0(const Input& input) {
+  const auto dtype = input.tensor.scalar_type();
+  TORCH_CHECK_TYPE(
+      dtype == at::kFloat8_e8m0fnu, input.op, ": ", input.name,
+      " must be torch.float8_e8m0fnu, got ", dtype_name(dtype),
+      dtype == at::kByte ? "; if its bytes are e8m0, pass .view(torch.float8_e8m0fnu)" : "");
+}
+
+void check_int32(const Input& input) {
+  const auto& tensor = input.tensor;
+  TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, input.op, ": ", input.name,
+                   " must be torch.int32, got ", dtype_name(tensor.scalar_type()),
+                   tensor.scalar_type() == at::kLong ? "; pass .to(torch.int32)" : "");
+  TORCH_CHECK_VALUE(tensor.dim() == 1, input.op, ": ", input.name, " must be [groups], got ",
+                    tensor.dim(), " dims");
+  const c10::SymInt groups = tensor.sym_size(0);
+  TORCH_CHECK_VALUE(groups.sym_ge(1).expect_true(__FILE__, __LINE__) &&
+                        groups.sym_le(kMaxGroups).expect_true(__FILE__, __LINE__),
+                    input.op, ": ", input.name, " must hold 1 to ", kMaxGroups, " groups, got ",
+                    groups);
+}
+
+void check_matrix_or_stack(const Input& input) {
+  TORCH_CHECK_VALUE(input.tensor.dim() == 2 || input.tensor.dim() == 3, input.op, ": ", input.name,
+                    " must be a matrix or a stack of matrices (2 or 3 dims), got ",
+                    input.tensor.dim(), " dims");
+}
+
+void check_device(const Input& input, const Tensor& like) {
+  TORCH_CHECK_VALUE(input.tensor.device() == like.device(), input.op,
+                    ": all tensors must be on one device, got ", input.name, " on ",
+                    input.tensor.device(), " beside ", like.device());
+}
+
+void check_shape(const Input& input, const SymShape& expected) {
+  bool equal = input.tensor.dim() == expected.dims;
+  for (int i = 0; equal && i < expected.dims; ++i)
+    equal = same(input.tensor.sym_size(i), expected[i]);
+  TORCH_CHECK_VALUE(equal, input.op, ": ", input.name, " must be ", text(expected), ", got ",
+                    input.tensor.sym_sizes());
+}
+
+void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {
+  if (!offs) return;
+  check_int32({op, "offs", *offs});
+  check_device({op, "offs", *offs}, x);
+  TORCH_CHECK_VALUE(x.dim() == 2, op,
+                    ": weights (3 dims) take no offs, their groups are all alike");
+}
+
+void check_block(const char* op, Form form, Block block, const OptionalTensor& offs) {
+  // Only whether there are offs matters to the check.
+  static constexpr int32_t kSomeOffs = 0;
+  Panels panels{};
+  panels.offs = offs ? &kSomeOffs : nullptr;
+  check_operand_block(op, form, block, panels);
+}
+
+SymShape sym_shape(const Tensor& tensor) {
+  return shape_from<c10::SymInt>(tensor, [&](int i) { return tensor.sym_size(i); });
+}
+
+std::optional<c10::SymInt> num_groups(const OptionalTensor& offs) {
+  return offs ? std::optional(offs->sym_size(0)) : std::nullopt;
+}
+
+Form parse_form(std::string_view text, std::string_view op) {
+  for (const auto form : {Form::kRowwise, Form::kColwise})
+    if (name(form) == text) return form;
+  fail(op, ": form must be rowwise or colwise, got '", text, "'");
+}
+
+at::ScalarType high_precision(std::optional<at::ScalarType> dtype, const char* op) {
+  const auto chosen = dtype.value_or(at::kBFloat16);
+  TORCH_CHECK_TYPE(chosen == at::kBFloat16 || chosen == at::kFloat, op,
+                   ": dtype must be torch.bfloat16 or torch.float32, got ", dtype_name(chosen));
+  return chosen;
+}
+
+// ---- results ---------------------------------------------------------------------------------
+
+std::vector<Tensor> allocate(const Results& results, const Tensor& like) {
+  std::vector<Tensor> out;
+  for (const auto& result : results)
+    out.push_back(at::empty_symint(
+        c10::SymIntArrayRef(result.shape.size.data(), static_cast<size_t>(result.shape.dims)),
+        at::TensorOptions().dtype(result.dtype).device(like.device())));
+  return out;
+}
+
+void check_out(const char* op, const Results& results, const std::vector<Tensor>& out,
+               std::initializer_list<OptionalTensor> inputs) {
+  TORCH_INTERNAL_ASSERT(results.size() == out.size());
+  for (size_t i = 0; i < out.size(); ++i) {
+    const Input output{op, results[i].name, out[i]};
+    // Inductor refuses to write e8m0 tensors inside a graph; bytes it can.
+    const bool as_bytes =
+        results[i].dtype == at::kFloat8_e8m0fnu && out[i].scalar_type() == at::kByte;
+    TORCH_CHECK_TYPE(out[i].scalar_type() == results[i].dtype || as_bytes, op, ": ",
+                     results[i].name, " must be ", dtype_name(results[i].dtype), ", got ",
+                     dtype_name(out[i].scalar_type()));
+    check_device(output, **inputs.begin());
+    check_shape(output, results[i].shape);
+    TORCH_CHECK_VALUE(out[i].is_contiguous(), op, ": ", results[i].name,
+                      " is written in place and must be contiguous");
+    TORCH_CHECK_VALUE(!(out[i].requires_grad() && c10::GradMode::is_enabled()), op, ": ",
+                      results[i].name, " is written in place and must not require grad");
+    const auto shares_memory_with = [&](const Tensor& other) {
+      if (out[i].is_meta()) return false;
+      const auto status = at::get_overlap_status(out[i], other);  // a strided input is copied first
+      return status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial;
+    };
+    for (const auto& input : inputs)
+      TORCH_CHECK_VALUE(!input || !shares_memory_with(*input), op, ": ", results[i].name,
+                        " shares memory with an input");
+    for (size_t j = 0; j < i; ++j)
+      TORCH_CHECK_VALUE(!shares_memory_with(out[j]), op, ": ", results[i].name,
+                        " shares memory with ", results[j].name);
+  }
+}
+
+void mark_written(const std::vector<Tensor>& out) {
+  for (const auto& tensor : out)
+    if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+}
+
+// ---- views -----------------------------------------------------------------------------------
+
+Tensor dense(const Tensor& tensor) {
+  if (tensor.is_contiguous()) return tensor;
+  if (tensor.element_size() == 1 && tensor.scalar_type() != at::kByte)
+    return tensor.view(at::kByte).contiguous().view(tensor.scalar_type());
+  return tensor.contiguous();
+}
+
+OptionalTensor dense(const OptionalTensor& tensor) {
+  return tensor ? std::optional(dense(*tensor)) : std::nullopt;
+}
+
+Shape shape_of(const Tensor& tensor) {
+  return shape_from<int64_t>(tensor, [&](int i) { return tensor.size(i); });
+}
+
+OptionalOffs offs_view(const OptionalTensor& offs) {
+  return offs ? OptionalOffs(const_view<int32_t>(*offs)) : std::nullopt;
+}
+
+ConstFloatView const_float_view(const Tensor& tensor) {
+  const auto format = tensor.scalar_type() == at::kFloat ? Format::kF32 : Format::kBf16;
+  return {tensor.const_data_ptr(), format, shape_of(tensor)};
+}
+
+FloatView float_view(const Tensor& tensor) {
+  const auto format = tensor.scalar_type() == at::kFloat ? Format::kF32 : Format::kBf16;
+  return {tensor.mutable_data_ptr(), format, shape_of(tensor)};
+}
+
+// ---- errors ----------------------------------------------------------------------------------
+
+void rethrow(const char* op, const Error& error) {
+  // The core's messages begin with the name of its own function, which several ops may share.
+  const std::string_view message = error.what();
+  const size_t colon = message.find(": ");
+  TORCH_CHECK_VALUE(false, op, colon == message.npos ? ": " : "",
+                    colon == message.npos ? message : message.substr(colon));
+}
+
+}  // namespace moxie::ops

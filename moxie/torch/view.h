@@ -1,0 +1,102 @@
+// at::Tensor -> View, and the checks that the core cannot make: dtype, device, contiguity. Messages
+// name the op as the user called it. A wrong dtype is a TypeError in Python, anything else a
+// ValueError.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/SymInt.h>
+
+#include <initializer_list>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/layout/check.h"
+
+namespace moxie::ops {
+
+using at::Tensor;
+using OptionalTensor = std::optional<at::Tensor>;
+using SymShape = BasicShape<c10::SymInt>;
+
+// ---- arguments -------------------------------------------------------------------------------
+
+// An argument with the names that messages use.
+struct Input {
+  const char* op;
+  const char* name;
+  const Tensor& tensor;
+};
+
+void check_float(const Input& input);  // bf16 or f32
+void check_e4m3(const Input& input);   // qdata
+void check_e8m0(const Input& input);   // scale
+void check_int32(const Input& input);  // [G]: offs, starts
+void check_matrix_or_stack(const Input& input);
+void check_device(const Input& input, const Tensor& like);
+void check_shape(const Input& input, const SymShape& expected);
+
+// offs, with x on the same device. Their contents are the core's to check.
+void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);
+// What check_operand_block() can say before there is a shape of plain integers.
+void check_block(const char* op, Form form, Block block, const OptionalTensor& offs);
+
+SymShape sym_shape(const Tensor& tensor);  // of up to three dims
+std::optional<c10::SymInt> num_groups(const OptionalTensor& offs);
+Form parse_form(std::string_view text, std::string_view op);
+at::ScalarType high_precision(std::optional<at::ScalarType> dtype, const char* op);
+
+// ---- results ---------------------------------------------------------------------------------
+
+// One tensor that an op returns.
+struct Result {
+  const char* name;
+  at::ScalarType dtype;
+  SymShape shape;
+};
+using Results = std::vector<Result>;
+
+std::vector<Tensor> allocate(const Results& results, const Tensor& like);
+// The tensors of an `out` overload: exactly what allocate() would have made, sharing no memory.
+void check_out(const char* op, const Results& results, const std::vector<Tensor>& out,
+               std::initializer_list<OptionalTensor> inputs);
+// Autograd counts the writes to a tensor; the core writes behind its back.
+void mark_written(const std::vector<Tensor>& out);
+
+// ---- views -----------------------------------------------------------------------------------
+
+// Row-major, copied if need be. FP8 is copied as bytes, which torch can do on every device.
+Tensor dense(const Tensor& tensor);
+OptionalTensor dense(const OptionalTensor& tensor);
+
+Shape shape_of(const Tensor& tensor);
+
+// Of dense tensors; their dtype was checked.
+template <class T>
+View<const T> const_view(const Tensor& tensor) {
+  return {static_cast<const T*>(tensor.const_data_ptr()), shape_of(tensor)};
+}
+template <class T>
+View<T> view(const Tensor& tensor) {
+  return {static_cast<T*>(tensor.mutable_data_ptr()), shape_of(tensor)};
+}
+OptionalOffs offs_view(const OptionalTensor& offs);
+ConstFloatView const_float_view(const Tensor& tensor);
+FloatView float_view(const Tensor& tensor);
+
+// ---- errors ----------------------------------------------------------------------------------
+
+[[noreturn]] void rethrow(const char* op, const Error& error);
+
+// Runs body; what the core throws becomes torch's exception, under the name of this op.
+template <class Body>
+auto with_op(const char* op, Body&& body) {
+  try {
+    return body();
+  } catch (const Error& error) {
+    rethrow(op, error);
+  }
+}
+
+}  // namespace moxie::ops

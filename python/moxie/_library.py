@@ -1,0 +1,40 @@
+"""Loads libmoxie_torch.so, which registers torch.ops.moxie."""
+
+import os
+import pathlib
+
+import torch
+
+_OLDEST, _END = (2, 11), (2, 14)  # cmake/find_torch.cmake has the same range
+
+
+def _check_torch() -> None:
+    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if not _OLDEST <= version < _END:
+        raise ImportError(
+            f"moxie needs torch >= {_OLDEST[0]}.{_OLDEST[1]} and < {_END[0]}.{_END[1]}, and found torch "
+            f"{torch.__version__}. Install one of those, then build moxie again: it is built for one torch.")
+
+
+def _path() -> pathlib.Path:
+    """MOXIE_LIBRARY if it is set (a build folder), else the library that was installed with the package."""
+    chosen = os.environ.get("MOXIE_LIBRARY")
+    return pathlib.Path(chosen) if chosen else pathlib.Path(__file__).parent / "lib" / "libmoxie_torch.so"
+
+
+def load() -> None:
+    _check_torch()
+    path = _path()
+    if not path.is_file():
+        raise ImportError(
+            f"moxie's library is not at {path}. Run `pip install .` in the repository; or, to use a build folder, "
+            "run `make build` and set MOXIE_LIBRARY to its moxie/torch/libmoxie_torch.so.")
+    try:
+        torch.ops.load_library(path)
+    except OSError as error:
+        raise ImportError(
+            f"{path} does not load into torch {torch.__version__}. It was probably built for another torch; build it "
+            f"again with this one. The loader says: {error}") from error
+
+
+load()

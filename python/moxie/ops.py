@@ -1,0 +1,326 @@
+"""Typed functions over torch.ops.moxie.
+
+Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or weights [G, N, K].
+
+- `offs`, int32 [G], holds the exclusive end of each group: group g is rows offs[g-1] to offs[g]. Rows past the last end
+  belong to no group; results there are zero.
+- `block` is the rows x cols of x that share a scale: 1x32, 32x1, 32x32, 1x128, 128x1, 128x32 or 128x128. Blocks at an edge
+  may be partial, and never reach into another group.
+- `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
+- `scale_layout` is plain (row-major) or swizzled (the order in which block-scaled tensor cores read it).
+- Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with R' the
+  rows of every group rounded up to the block, or [G, K, N].
+- `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8
+  there, which torch.compile needs where the scale is a buffer that the graph writes.
+
+qdata is torch.float8_e4m3fn and scale torch.float8_e8m0fnu. Arguments may be strided; results are contiguous. Of these
+functions only `pad_groups` and `unpad_groups` are differentiable.
+"""
+
+from typing import Literal, Optional
+
+import torch
+from torch import Tensor
+
+Block = Literal["1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128"]
+Rule = Literal["rceil", "floor", "ceil", "even"]
+ScaleLayout = Literal["plain", "swizzled"]
+Form = Literal["rowwise", "colwise"]
+
+_ops = torch.ops.moxie
+
+
+def has_cuda() -> bool:
+    """Whether the library was built with its CUDA kernels.
+
+    >>> moxie.has_cuda() in (True, False)
+    True
+    """
+    return _ops._has_cuda()
+
+
+def quantize_rowwise(
+    x: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    block: Block = "1x32",
+    rule: Rule = "rceil",
+    scale_layout: ScaleLayout = "plain",
+    out: Optional[tuple[Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantizes x for a product that contracts its columns.
+
+    Returns qdata, shaped as x, and scale: [R, C / 32] for the block 1x32, [G, N, K / 32] for weights.
+
+    >>> x = torch.randn(64, 96, dtype=torch.bfloat16)
+    >>> qdata, scale = moxie.quantize_rowwise(x)
+    >>> qdata.dtype, scale.dtype, scale.shape
+    (torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.Size([64, 3]))
+    """
+    if out is None:
+        return _ops.quantize_rowwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
+    qdata, scale = out
+    _ops.quantize_rowwise.out(
+        x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata=qdata, scale=scale)
+    return out
+
+
+def quantize_colwise(
+    x: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    block: Block = "32x1",
+    rule: Rule = "rceil",
+    scale_layout: ScaleLayout = "plain",
+    out: Optional[tuple[Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor]:
+    """Quantizes x for a product that contracts its rows, and stores it transposed.
+
+    Returns qdata_t, [C, R'] or [G, K, N], and scale_t. Each group is padded with zeros to a multiple of the block, inside
+    a buffer whose size depends on R and G alone.
+
+    >>> x = torch.randn(64, 96)
+    >>> offs = torch.tensor([10, 64], dtype=torch.int32)
+    >>> qdata_t, scale_t = moxie.quantize_colwise(x, offs=offs)
+    >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64
+    (torch.Size([96, 96]), torch.Size([96, 3]))
+    """
+    if out is None:
+        return _ops.quantize_colwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
+    qdata_t, scale_t = out
+    _ops.quantize_colwise.out(
+        x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata_t=qdata_t, scale_t=scale_t)
+    return out
+
+
+def quantize_both(
+    x: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    rowwise_block: Block = "1x32",
+    colwise_block: Block = "32x1",
+    rule: Rule = "rceil",
+    scale_layout: ScaleLayout = "plain",
+    out: Optional[tuple[Tensor, Tensor, Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Both forms of x from one read of it: qdata, scale, qdata_t, scale_t.
+
+    >>> w = torch.randn(4, 64, 96)
+    >>> qdata, scale, qdata_t, scale_t = moxie.quantize_both(w, rowwise_block="32x32", colwise_block="32x32")
+    >>> torch.equal(qdata.view(torch.uint8).mT, qdata_t.view(torch.uint8))  # a square block scales both alike
+    True
+    """
+    if out is None:
+        return _ops.quantize_both(
+            x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule,
+            scale_layout=scale_layout)
+    qdata, scale, qdata_t, scale_t = out
+    _ops.quantize_both.out(
+        x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
+        qdata=qdata, scale=scale, qdata_t=qdata_t, scale_t=scale_t)
+    return out
+
+
+def dequantize_rowwise(
+    qdata: Tensor,
+    scale: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    block: Block = "1x32",
+    dtype: torch.dtype = torch.bfloat16,
+    out: Optional[Tensor] = None,
+) -> Tensor:
+    """The inverse of quantize_rowwise with plain scales, in bf16 or f32.
+
+    >>> x = torch.tensor([[1.0, -2.0, 3.5, 0.0]])
+    >>> moxie.dequantize_rowwise(*moxie.quantize_rowwise(x), dtype=torch.float32)
+    tensor([[ 1.0000, -2.0000,  3.5000,  0.0000]])
+    """
+    if out is None:
+        return _ops.dequantize_rowwise(qdata, scale, offs=offs, block=block, dtype=dtype)
+    _ops.dequantize_rowwise.out(qdata, scale, offs=offs, block=block, x=out)
+    return out
+
+
+def dequantize_colwise(
+    qdata_t: Tensor,
+    scale_t: Tensor,
+    num_rows: int,
+    *,
+    offs: Optional[Tensor] = None,
+    block: Block = "32x1",
+    dtype: torch.dtype = torch.bfloat16,
+    out: Optional[Tensor] = None,
+) -> Tensor:
+    """The inverse of quantize_colwise with plain scales: x, no longer transposed.
+
+    num_rows is R, or N of weights; the padding of qdata_t hides it.
+
+    >>> x = torch.tensor([[1.0, -2.0], [3.5, 0.0], [7.0, 2.0]])
+    >>> moxie.dequantize_colwise(*moxie.quantize_colwise(x), 3, dtype=torch.float32)
+    tensor([[ 1.0000, -2.0000],
+            [ 3.5000,  0.0000],
+            [ 7.0000,  2.0000]])
+    """
+    if out is None:
+        return _ops.dequantize_colwise(qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype)
+    _ops.dequantize_colwise.out(qdata_t, scale_t, num_rows, offs=offs, block=block, x=out)
+    return out
+
+
+def requantize(
+    qdata: Tensor,
+    scale: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    block: Block = "1x32",
+    colwise_block: Block = "32x1",
+    rule: Rule = "rceil",
+    scale_layout: ScaleLayout = "plain",
+    out: Optional[tuple[Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor]:
+    """The rowwise form (with plain scales) to the colwise form, straight from FP8.
+
+    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory.
+
+    >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
+    >>> qdata_t, scale_t = moxie.requantize(qdata, scale)
+    >>> x = moxie.dequantize_rowwise(qdata, scale, dtype=torch.float32)
+    >>> torch.equal(qdata_t.view(torch.uint8), moxie.quantize_colwise(x)[0].view(torch.uint8))
+    True
+    """
+    if out is None:
+        return _ops.requantize(
+            qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
+    qdata_t, scale_t = out
+    _ops.requantize.out(
+        qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
+        qdata_t=qdata_t, scale_t=scale_t)
+    return out
+
+
+def quantize_per_row(
+    x: Tensor, *, offs: Optional[Tensor] = None, out: Optional[tuple[Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor]:
+    """FP8 with one power-of-two f32 scale per row: qdata, shaped as x, and scale, [R] or [G, N].
+
+    >>> x = torch.randn(64, 96)
+    >>> qdata, scale = moxie.quantize_per_row(x)
+    >>> bool(((qdata.float() * scale[:, None] - x).abs() <= 2**-4 * x.abs() + scale[:, None] * 2**-10).all())
+    True
+    """
+    if out is None:
+        return _ops.quantize_per_row(x, offs=offs)
+    qdata, scale = out
+    _ops.quantize_per_row.out(x, offs=offs, qdata=qdata, scale=scale)
+    return out
+
+
+def quantize_per_col(
+    x: Tensor, *, offs: Optional[Tensor] = None, out: Optional[tuple[Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor]:
+    """FP8 with one power-of-two f32 scale per column of each group, stored transposed.
+
+    Returns qdata_t [C, R'], groups padded to 16 rows, and scale_t [G, C]; or [G, K, N] and [G, K].
+
+    >>> x = torch.randn(64, 96)
+    >>> qdata_t, scale_t = moxie.quantize_per_col(x, offs=torch.tensor([16, 64], dtype=torch.int32))
+    >>> qdata_t.shape, scale_t.shape
+    (torch.Size([96, 80]), torch.Size([2, 96]))
+    """
+    if out is None:
+        return _ops.quantize_per_col(x, offs=offs)
+    qdata_t, scale_t = out
+    _ops.quantize_per_col.out(x, offs=offs, qdata_t=qdata_t, scale_t=scale_t)
+    return out
+
+
+def swizzle_scale(scale: Tensor, *, offs: Optional[Tensor] = None, form: Form = "rowwise") -> Tensor:
+    """Plain scales, one per 1 x 32 of an operand, in the order of block-scaled tensor cores (32x4x4 tiles).
+
+    A stack [G, rows, cols] gives [G, flat]. With offs each group starts a tile of its own; offs counts rows of a rowwise
+    operand and scale columns of a colwise one.
+
+    >>> _, scale = moxie.quantize_rowwise(torch.randn(100, 96))
+    >>> moxie.swizzle_scale(scale).shape
+    torch.Size([128, 4])
+    """
+    return _ops.swizzle_scale(scale, offs=offs, form=form)
+
+
+def unswizzle_scale(
+    swizzled: Tensor, rows: int, cols: int, *, offs: Optional[Tensor] = None, form: Form = "rowwise",
+) -> Tensor:
+    """The inverse of swizzle_scale: [rows, cols], or [G, rows, cols] where swizzled is a stack [G, flat].
+
+    >>> _, scale = moxie.quantize_rowwise(torch.randn(100, 96))
+    >>> again = moxie.unswizzle_scale(moxie.swizzle_scale(scale), 100, 3)
+    >>> torch.equal(again.view(torch.uint8), scale.view(torch.uint8))
+    True
+    """
+    return _ops.unswizzle_scale(swizzled, rows, cols, offs=offs, form=form)
+
+
+def replicate_scale(scale: Tensor, outer: int, k: int, *, block: Block, form: Form = "rowwise") -> Tensor:
+    """The scales of a larger block, repeated to one per 1 x 32 of the operand [outer, k].
+
+    >>> _, scale = moxie.quantize_rowwise(torch.randn(4, 256, 512), block="128x128")
+    >>> scale.shape, moxie.replicate_scale(scale, 256, 512, block="128x128").shape
+    (torch.Size([4, 2, 4]), torch.Size([4, 256, 16]))
+    """
+    return _ops.replicate_scale(scale, outer, k, block=block, form=form)
+
+
+def compact_scale(scale: Tensor, *, block: Block, form: Form = "rowwise") -> Tensor:
+    """The inverse of replicate_scale. On a CPU, scales that differ inside a block are refused.
+
+    >>> _, scale = moxie.quantize_rowwise(torch.randn(4, 256, 512), block="128x128")
+    >>> repeated = moxie.replicate_scale(scale, 256, 512, block="128x128")
+    >>> torch.equal(moxie.compact_scale(repeated, block="128x128").view(torch.uint8), scale.view(torch.uint8))
+    True
+    """
+    return _ops.compact_scale(scale, block=block, form=form)
+
+
+def pad_groups(
+    x: Tensor, offs: Tensor, alignment: int = 32, *, out: Optional[tuple[Tensor, Tensor, Tensor]] = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Each group of rows padded with zero rows to a multiple of alignment: padded, starts, ends.
+
+    Any dtype. The size of padded depends on R and G alone, so that nothing waits for offs; starts and ends, int32 [G], say
+    where in it each group is. An empty group stays empty.
+
+    >>> padded, starts, ends = moxie.pad_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32), 4)
+    >>> starts.tolist(), ends.tolist(), padded[:8, 0].tolist()
+    ([0, 4], [4, 8], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
+    """
+    if out is None:
+        return _ops.pad_groups(x, offs, alignment)
+    padded, starts, ends = out
+    _ops.pad_groups.out(x, offs, alignment, padded=padded, starts=starts, ends=ends)
+    return out
+
+
+def unpad_groups(
+    padded: Tensor, offs: Tensor, starts: Tensor, num_rows: int, *, out: Optional[Tensor] = None,
+) -> Tensor:
+    """The inverse of pad_groups: x [num_rows, C]. Rows that no group covers are zero.
+
+    >>> x, offs = torch.randn(5, 2), torch.tensor([2, 5], dtype=torch.int32)
+    >>> padded, starts, ends = moxie.pad_groups(x, offs)
+    >>> torch.equal(moxie.unpad_groups(padded, offs, starts, 5), x)
+    True
+    """
+    if out is None:
+        return _ops.unpad_groups(padded, offs, starts, num_rows)
+    _ops.unpad_groups.out(padded, offs, starts, num_rows, x=out)
+    return out
+
+
+def padded_offs(offs: Tensor, alignment: int = 32) -> Tensor:
+    """The exclusive ends of the groups once each is padded to a multiple of alignment.
+
+    >>> moxie.padded_offs(torch.tensor([2, 2, 40], dtype=torch.int32)).tolist()
+    [32, 32, 96]
+    """
+    return _ops.padded_offs(offs, alignment)

@@ -1,0 +1,38 @@
+"""Finds the package, and runs each test that takes `device` on every device there is."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# `make test` says which package and library to use. A plain `pytest` in a checkout takes the newest build. (Seen from the
+# root of the repository the C++ folder moxie/ is a namespace package, which has no origin.)
+spec = importlib.util.find_spec("moxie")
+if spec is None or spec.origin is None:
+    sys.path.insert(0, str(ROOT / "python"))
+    builds = sorted(ROOT.glob("build/*/moxie/torch/libmoxie_torch.so"), key=lambda path: path.stat().st_mtime)
+    if builds:
+        os.environ.setdefault("MOXIE_LIBRARY", str(builds[-1]))
+
+import pytest
+import torch
+
+import moxie
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and moxie.has_cuda() else [])
+
+
+def pytest_generate_tests(metafunc):
+    if "device" in metafunc.fixturenames:
+        metafunc.parametrize("device", DEVICES)
+
+
+# Nearly all tensors here are tiny, and threads that wait for each other cost more than they bring.
+torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)

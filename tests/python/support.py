@@ -1,0 +1,201 @@
+"""What the tests share: byte comparison, random tensors, ragged groups, and a call of every op."""
+
+import dataclasses
+import random
+from typing import Any, Callable
+
+import torch
+
+import moxie
+
+RULES = ("rceil", "floor", "ceil", "even")
+BLOCKS = ("1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128")
+ROWWISE_BLOCKS = tuple(block for block in BLOCKS if not block.endswith("x1"))
+COLWISE_BLOCKS = tuple(block for block in BLOCKS if not block.startswith("1x"))
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes, on the CPU. NaN of either sign is one byte in e4m3: 0x7f."""
+    raw = tensor.detach().contiguous().view(torch.uint8).cpu()
+    return torch.where(raw == 0xFF, 0x7F, raw) if tensor.dtype == torch.float8_e4m3fn else raw
+
+
+def assert_same_bytes(actual, expected, what: str = "") -> None:
+    """Tensors, or tuples of them: equal in dtype, shape and every byte."""
+    if isinstance(expected, (tuple, list)):
+        assert len(actual) == len(expected)
+        for i, pair in enumerate(zip(actual, expected)):
+            assert_same_bytes(*pair, f"{what}[{i}]")
+        return
+    assert actual.dtype == expected.dtype and actual.shape == expected.shape, (
+        f"{what}: {actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}")
+    a, b = as_bytes(actual), as_bytes(expected)
+    if not torch.equal(a, b):
+        wrong = (a != b).nonzero()
+        first = tuple(wrong[0].tolist())
+        raise AssertionError(
+            f"{what}: {len(wrong)} of {a.numel()} bytes differ, first at {first}: {a[first]:#x} is not {b[first]:#x}")
+
+
+def e8m0(codes: torch.Tensor) -> torch.Tensor:
+    return codes.to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+def block_shape(block: str) -> tuple[int, int]:
+    rows, cols = block.split("x")
+    return int(rows), int(cols)
+
+
+def random_values(*shape: int, dtype=torch.bfloat16, device="cpu", seed: int = 0) -> torch.Tensor:
+    """Normal values whose magnitude varies by 2^+-20 from place to place, with zeros and a run of zeros among them."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=generator)
+    x *= torch.exp2(torch.randint(-20, 21, shape[:-1], generator=generator).float()).unsqueeze(-1)
+    x[torch.rand(shape, generator=generator) < 0.01] = 0.0
+    if x.numel():
+        x[..., : shape[-1] // 3] *= (torch.rand(shape[:-1], generator=generator) > 0.05).float().unsqueeze(-1)
+    return x.to(dtype).to(device)
+
+
+def ragged_offs(rows: int, groups: int, rng: random.Random, device="cpu", cover: bool = False) -> torch.Tensor:
+    """Ends of `groups` groups: some empty, some one row, and unless `cover` some rows past the last end."""
+    ends = sorted(rng.choice([rng.randint(0, rows), rng.randint(0, rows) // 32 * 32]) for _ in range(groups))
+    if cover:
+        ends[-1] = rows
+    return torch.tensor(ends, dtype=torch.int32, device=device)
+
+
+def sizes_to_offs(sizes, device="cpu") -> torch.Tensor:
+    return torch.tensor(sizes, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+
+
+@dataclasses.dataclass
+class Case:
+    """One call of one op. The name is the op's, then - and what is special about the call."""
+
+    name: str
+    make: Callable[[str, int], tuple[tuple, dict[str, Any]]]  # (device, rows) -> args, kwargs
+
+    @property
+    def op(self):
+        op_name, _, overload = self.name.split("-")[0].partition(".")
+        return getattr(getattr(torch.ops.moxie, op_name), overload or "default")
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _tokens(device: str, rows: int):
+    x = random_values(rows, 96, device=device)
+    return x, sizes_to_offs([5, 0, 33, rows - 40], device)
+
+
+def _weights(device: str, rows: int):
+    return random_values(3, rows, 96, dtype=torch.float32, device=device)
+
+
+def _with_offs(name: str, *args, **kwargs) -> Case:
+    def make(device, rows):
+        x, offs = _tokens(device, rows)
+        return (x, *args), {"offs": offs, **kwargs}
+    return Case(name, make)
+
+
+def _rowwise_form(device, rows):
+    return moxie.quantize_rowwise(_tokens(device, rows)[0])
+
+
+def _dequantize_colwise_grouped(device, rows):
+    x, offs = _tokens(device, rows)
+    return (*moxie.quantize_colwise(x, offs=offs), rows), {"offs": offs, "dtype": torch.float32}
+
+
+def _swizzle_grouped(device, rows):
+    x, offs = _tokens(device, rows)
+    return (moxie.quantize_rowwise(x)[1],), {"offs": offs}
+
+
+def _unswizzle_stack(device, rows):
+    scale = moxie.quantize_rowwise(_weights(device, rows))[1]
+    return (moxie.swizzle_scale(scale), rows, 3), {}
+
+
+def _replicate(device, rows):
+    # Not 128x128: its few scales would make sizes of 1, for which torch.compile always compiles anew.
+    return (moxie.quantize_rowwise(_weights(device, rows), block="32x32")[1], rows, 96), {"block": "32x32"}
+
+
+def _compact(device, rows):
+    (scale, outer, k), kwargs = _replicate(device, rows)
+    return (moxie.replicate_scale(scale, outer, k, **kwargs),), kwargs
+
+
+def _pad(device, rows):
+    return _tokens(device, rows), {}
+
+
+def _pad_fp8(device, rows):
+    x, offs = _tokens(device, rows)
+    return (moxie.quantize_rowwise(x)[0], offs, 16), {}
+
+
+def _unpad(device, rows):
+    x, offs = _tokens(device, rows)
+    padded, starts, _ = moxie.pad_groups(x, offs)
+    return (padded, offs, starts, rows), {}
+
+
+# Every op, and the variants of it that take another way through its shape function.
+CASES = [
+    Case("quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0],), {})),
+    _with_offs("quantize_rowwise-grouped_swizzled", scale_layout="swizzled"),
+    Case("quantize_rowwise-weights", lambda device, rows: ((_weights(device, rows),), {"block": "32x32"})),
+    Case("quantize_colwise", lambda device, rows: ((_tokens(device, rows)[0],), {})),
+    _with_offs("quantize_colwise-grouped", block="128x32", rule="floor"),
+    _with_offs("quantize_colwise-grouped_swizzled", scale_layout="swizzled"),
+    _with_offs("quantize_both", rowwise_block="1x128", colwise_block="128x1"),
+    Case("quantize_both-weights",
+         lambda device, rows: ((_weights(device, rows),), {"scale_layout": "swizzled", "rule": "even"})),
+    Case("dequantize_rowwise", lambda device, rows: (_rowwise_form(device, rows), {})),
+    Case("dequantize_colwise", _dequantize_colwise_grouped),
+    Case("requantize", lambda device, rows: (_rowwise_form(device, rows), {"rule": "ceil"})),
+    _with_offs("quantize_per_row"),
+    _with_offs("quantize_per_col"),
+    Case("quantize_per_col-weights", lambda device, rows: ((_weights(device, rows),), {})),
+    Case("swizzle_scale", _swizzle_grouped),
+    Case("unswizzle_scale", _unswizzle_stack),
+    Case("replicate_scale", _replicate),
+    Case("compact_scale", _compact),
+    Case("pad_groups", _pad),
+    Case("pad_groups-fp8", _pad_fp8),
+    Case("unpad_groups", _unpad),
+    Case("padded_offs", lambda device, rows: ((_tokens(device, rows)[1], 128), {})),
+]
+
+
+def call(case: Case, device: str, rows: int = 70):
+    args, kwargs = case.make(device, rows)
+    return case.op(*args, **kwargs)
+
+
+def as_tuple(result) -> tuple:
+    return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+
+def out_case(case: Case, device: str, rows: int = 70):
+    """The `out` overload for the same call: (op, args, kwargs with fresh outputs, names of outputs) or None."""
+    packet = getattr(torch.ops.moxie, case.name.split("-")[0])
+    if "out" not in packet.overloads():
+        return None
+    names = [arg.name for arg in packet.out._schema.arguments if arg.alias_info is not None and arg.alias_info.is_write]
+    args, kwargs = case.make(device, rows)
+    results = as_tuple(case.op(*args, **kwargs))
+    outputs = {name: poisoned(result) for name, result in zip(names, results, strict=True)}
+    return packet.out, args, {k: v for k, v in kwargs.items() if k != "dtype"} | outputs, names
+
+
+def poisoned(like: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same kind, full of 0x5a bytes."""
+    tensor = torch.empty_like(like)
+    tensor.view(torch.uint8).fill_(0x5A)
+    return tensor

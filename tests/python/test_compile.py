@@ -1,0 +1,136 @@
+"""torch.compile(fullgraph=True): the bytes of eager mode, and one compilation for all sizes."""
+
+import pytest
+import torch
+import torch._dynamo
+import torch._dynamo.testing
+
+import moxie
+from support import CASES, Case, as_tuple, assert_same_bytes, out_case, random_values, sizes_to_offs
+
+SIZES = (70, 100, 333, 45)
+
+
+@pytest.fixture(autouse=True)
+def fresh_dynamo():
+    torch._dynamo.reset()
+
+
+def compiled(function, backend: str):
+    """The compiled function, and the counter of its compilations."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    return torch.compile(function, backend=counter, fullgraph=True, dynamic=True), counter
+
+
+def mark_dynamic(args, kwargs, others) -> None:
+    """Marks each dim in which `others`, the same call at another size, differ. A mark forbids to specialize."""
+    for name, value in {**dict(enumerate(args)), **kwargs}.items():
+        if isinstance(value, torch.Tensor):
+            other = others[1][name] if isinstance(name, str) else others[0][name]
+            for dim in range(value.dim()):
+                if value.shape[dim] != other.shape[dim]:
+                    torch._dynamo.mark_dynamic(value, dim)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_op_compiles_once_for_all_sizes(case: Case, device):
+    function, counter = compiled(lambda *args, **kwargs: case.op(*args, **kwargs), "aot_eager")
+    for rows in SIZES:
+        args, kwargs = case.make(device, rows)
+        expected = as_tuple(case.op(*args, **kwargs))
+        mark_dynamic(args, kwargs, case.make(device, rows + 129))
+        assert_same_bytes(as_tuple(function(*args, **kwargs)), expected, f"{rows} rows")
+    assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("name", ("quantize_both", "requantize", "dequantize_colwise", "pad_groups", "unpad_groups"))
+def test_out_overload_compiles_once_for_all_sizes(name, device):
+    case = next(case for case in CASES if case.name == name)
+    op = getattr(torch.ops.moxie, name).out
+    function, counter = compiled(lambda *args, **kwargs: op(*args, **kwargs), "aot_eager")
+    for rows in SIZES:
+        _, args, kwargs, names = out_case(case, device, rows)
+        mark_dynamic(args, kwargs, out_case(case, device, rows + 129)[1:3])
+        function(*args, **kwargs)
+        expected = as_tuple(case.op(*case.make(device, rows)[0], **case.make(device, rows)[1]))
+        assert_same_bytes([kwargs[name] for name in names], expected, f"{rows} rows")
+    assert counter.frame_count == 1
+
+
+def chain(x, offs, qdata_buffer, scale_buffer):
+    """Every kind of op in one graph, between kernels that inductor writes itself; buffers are written in the graph."""
+    y = torch.relu(x) * 2 - 1  # in f32: inductor does not round between bf16 operations as eager mode does
+    qdata, scale, qdata_t, scale_t = moxie.quantize_both(y, offs=offs)
+    again = moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs, dtype=torch.float32) + y
+    swizzled = moxie.swizzle_scale(scale, offs=offs)
+    plain = moxie.unswizzle_scale(swizzled, scale.shape[0], scale.shape[1], offs=offs)
+    padded, starts, ends = moxie.pad_groups(qdata, offs, 16)
+    moxie.quantize_rowwise(y, out=(qdata_buffer, scale_buffer))
+    from_buffer = moxie.dequantize_rowwise(qdata_buffer, scale_buffer.view(torch.float8_e8m0fnu), dtype=torch.float32)
+    return (qdata, scale, qdata_t, scale_t, again, plain, padded, starts + 1, ends,
+            *moxie.requantize(qdata, scale, offs=offs), moxie.unpad_groups(padded, offs, starts, y.shape[0]),
+            *moxie.quantize_per_row(y), from_buffer.cos())
+
+
+def chain_inputs(rows: int, device: str):
+    buffers = (torch.zeros(rows, 96, dtype=torch.float8_e4m3fn, device=device),
+               torch.zeros(rows, 3, dtype=torch.uint8, device=device))
+    x = random_values(rows, 96, dtype=torch.float32, device=device)
+    return x, sizes_to_offs([5, 0, 33, rows - 40], device), *buffers
+
+
+def test_inductor_gives_the_bytes_of_eager_mode_for_all_sizes(device):
+    function, counter = compiled(chain, "inductor")
+    for rows in SIZES:
+        eager_inputs, inputs = chain_inputs(rows, device), chain_inputs(rows, device)
+        expected = chain(*eager_inputs)
+        mark_dynamic(inputs, {}, (chain_inputs(rows + 129, device), {}))
+        actual = function(*inputs)
+        assert_same_bytes(actual[:-1], expected[:-1], f"{rows} rows")
+        torch.testing.assert_close(actual[-1], expected[-1])
+        assert_same_bytes(inputs[2:], eager_inputs[2:], f"buffers, {rows} rows")
+    assert counter.frame_count == 1
+
+
+def test_gradients_of_pad_and_unpad_compile(device):
+    def loss(x, offs):
+        padded, starts, _ = moxie.pad_groups(x, offs, 16)
+        return (moxie.unpad_groups(padded.tanh(), offs, starts, x.shape[0]) ** 2).sum()
+
+    function, counter = compiled(loss, "aot_eager")
+    for rows in SIZES:
+        offs = sizes_to_offs([5, 0, 33, rows - 45], device)  # the last 7 rows are in no group
+        grads = []
+        for run in (loss, function):
+            x = random_values(rows, 8, dtype=torch.float32, device=device).requires_grad_()
+            run(x, offs).backward()
+            grads.append(x.grad)
+        assert_same_bytes(grads[1], grads[0])
+    assert counter.frame_count == 1
+
+
+def test_the_number_of_rows_may_depend_on_data(device, monkeypatch):
+    """As it does after an exchange of tokens between ranks: nothing is known of it while tracing."""
+    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
+
+    def chosen(x, mask, offs):
+        y = x[mask]
+        qdata, scale, qdata_t, scale_t = moxie.quantize_both(y, offs=offs)
+        padded, starts, _ = moxie.pad_groups(qdata, offs, 16)
+        swizzled = moxie.swizzle_scale(scale, offs=offs)
+        return (qdata, scale, qdata_t, scale_t, moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs),
+                moxie.unpad_groups(padded, offs, starts, y.shape[0]), *moxie.requantize(qdata, scale, offs=offs),
+                moxie.unswizzle_scale(swizzled, y.shape[0], scale.shape[1], offs=offs))
+
+    function, counter = compiled(chosen, "aot_eager")
+    for rows in SIZES:
+        x, mask = random_values(rows, 96, device=device), torch.rand(rows, device=device) > 0.3
+        inputs = x, mask, sizes_to_offs([5, 0, int(mask.sum()) - 5], device)
+        assert_same_bytes(function(*inputs), chosen(*inputs))
+    assert counter.frame_count == 1
+
+
+def test_a_bad_call_is_refused_while_tracing(device):
+    function, _ = compiled(lambda x: moxie.quantize_rowwise(x, block="32x1"), "aot_eager")
+    with pytest.raises(Exception, match="quantize_rowwise: the rowwise form contracts columns"):
+        function(torch.zeros(4, 32, device=device))

@@ -1,0 +1,35 @@
+"""Every ```python block of README.md and docs/ runs, each file from top to bottom in one namespace.
+
+A block after the line <!-- no-test --> is not run.
+"""
+
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FILES = [path for path in (ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+BLOCK = re.compile(r"^(<!-- no-test -->\s*\n)?```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def snippets(path: pathlib.Path) -> list[tuple[int, str]]:
+    """(line of the first statement, code) of each block to run."""
+    text = path.read_text()
+    return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in BLOCK.finditer(text) if not match[1]]
+
+
+def test_blocks_are_found_and_marked_ones_left_out(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("a\n```python\nx = 1\n```\n<!-- no-test -->\n```python\nboom\n```\n```bash\nls\n```\n"
+                    "```python\ny = x\nz = y\n```\n")
+    assert snippets(page) == [(3, "x = 1\n"), (13, "y = x\nz = y\n")]
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if snippets(path)], ids=lambda path: path.name)
+def test_snippets_run(path, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    namespace = {"__name__": "__main__"}
+    for line, code in snippets(path):
+        # Blank lines in front, so that an error names the line of the page.
+        exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
