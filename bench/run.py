@@ -1,0 +1,326 @@
+#!/usr/bin/env python3
+"""Measures every op: time, GB/s over the bytes of core/cost, and the fraction of a plain copy's bandwidth in the same run.
+
+    bench/run.py [--device cpu|cuda] [--shapes 8192x5120 8x2048x2048] [--ops both pad] [--quick] [--out file.json]
+
+Prints a table last, and writes JSON. bench/README.md says how it measures.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import math
+import pathlib
+import platform
+import random
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import torch
+
+import moxie
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+COPY_BYTES = 2**30
+ROTATE_BYTES = 2**28  # buffers of one op rotate over at least this much memory, more than any cache holds
+BF16, F32 = torch.bfloat16, torch.float32
+
+SHAPES = {
+    "cpu": ["8192x5120", "8x2048x2048"],
+    "cuda": ["131072x5120", "131072x7168", "8x8192x5120", "8x2048x7168"],
+}
+QUICK_SHAPES = {"cpu": ["512x1024", "2x256x512"], "cuda": ["8192x5120", "2x2048x5120"]}
+
+
+@dataclasses.dataclass
+class Bench:
+    """One line of the table. calls[i % len(calls)] is the i-th repetition: the same op on other buffers."""
+
+    op: str
+    variant: str
+    shape: tuple[int, ...]
+    num_groups: int | None
+    calls: list[Callable[[], object]]
+    num_bytes: float
+    peer: Callable[[], object] | None = None  # torchao's way to the same result
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    peer_seconds: list[float] = dataclasses.field(default_factory=list)
+
+
+# ---- what is measured --------------------------------------------------------------------------------------------------------
+
+
+def random_tensor(shape, dtype, device) -> torch.Tensor:
+    """Normal values of varying magnitude. Never zeros: some machines are faster on them."""
+    x = torch.randn(shape, device=device, dtype=dtype)
+    return x.mul_(torch.exp2(torch.randint(-6, 7, (*shape[:-1], 1), device=device).to(dtype)))
+
+
+def ragged_offs(rows: int, num_groups: int, device) -> torch.Tensor:
+    rng = random.Random(rows * num_groups)
+    ends = sorted(rng.randint(0, rows) for _ in range(num_groups - 1))
+    return torch.tensor([*ends, rows], dtype=torch.int32, device=device)
+
+
+def like(results):
+    """Outputs for the `out` overload, written once so that no page fault is left for the measurement."""
+    many = isinstance(results, tuple)
+    outputs = tuple(torch.empty_like(t) for t in (results if many else (results,)))
+    for t in outputs:
+        t.view(torch.uint8).fill_(1)
+    return outputs if many else outputs[0]
+
+
+class Torchao:
+    """torchao's reference functions, where it is installed."""
+
+    def __init__(self):
+        try:
+            from torchao.prototype.moe_training.kernels.mxfp8 import quant
+            from torchao.prototype.mx_formats.config import ScaleCalculationMode
+            from torchao.prototype.mx_formats.mx_tensor import to_dtype, to_mx
+        except ImportError:
+            self.rowwise = self.colwise = self.both = self.dequantize = self.pad = self.unpad = None
+            return
+        rule, e4m3 = ScaleCalculationMode.RCEIL, torch.float8_e4m3fn
+        self.rowwise = lambda x: to_mx(x, e4m3, 32, rule)
+        self.colwise = lambda x: to_mx(x.mT.contiguous(), e4m3, 32, rule)
+        self.both = lambda x: (self.rowwise(x), self.colwise(x))
+        self.dequantize = lambda qdata, scale: to_dtype(qdata, scale, e4m3, 32, BF16)
+        self.pad = lambda x, offs: quant.torch_pad_token_groups(x, offs, 32)
+        self.unpad = lambda padded, offs, starts, rows: quant.torch_unpad_token_groups(padded, offs, starts, rows, 32)
+
+
+class Plan:
+    """Builds the benches of one shape."""
+
+    def __init__(self, shape: tuple[int, ...], num_groups: int, device: str, torchao: Torchao, wanted: list[str]):
+        self.shape, self.device, self.torchao, self.wanted = shape, device, torchao, wanted
+        self.tokens = len(shape) == 2
+        self.num_groups = num_groups if self.tokens else None
+        self.offs = ragged_offs(shape[0], num_groups, device) if self.tokens else None
+        self.inputs: dict[torch.dtype, list[torch.Tensor]] = {}
+        self.benches: list[Bench] = []
+
+    def x(self, dtype=BF16) -> list[torch.Tensor]:
+        if dtype not in self.inputs:
+            size = math.prod(self.shape) * dtype.itemsize
+            count = min(8, max(2, math.ceil(ROTATE_BYTES / size)))
+            self.inputs[dtype] = [random_tensor(self.shape, dtype, self.device) for _ in range(count)]
+        return self.inputs[dtype]
+
+    def wants(self, op: str, variant: str) -> bool:
+        return not self.wanted or any(part in f"{op} {variant}" for part in self.wanted)
+
+    def add(self, op: str, variant: str, inputs: list[tuple], peer=None, dtype=BF16, cost=None, **kwargs) -> None:
+        """inputs[i] are the tensors of one set of buffers; kwargs go to the op, cost to core/cost."""
+        if not self.wants(op, variant):
+            return
+        function = getattr(moxie, op)
+        calls = []
+        for args in inputs:
+            out = like(function(*args, **kwargs))
+            calls.append(lambda args=args, out=out: function(*args, **kwargs, out=out))
+        _, read, written = torch.ops.moxie._cost(
+            op, list(self.shape), dtype=dtype, num_groups=self.num_groups, **(cost or {}))
+        self.benches.append(Bench(op, variant, self.shape, self.num_groups, calls, read + written,
+                                  peer and (lambda: peer(*inputs[0]))))
+
+    def add_all(self) -> list[Bench]:
+        x = [(x,) for x in self.x()]
+        grouped = {"offs": self.offs} if self.tokens else {}
+        self.add("quantize_rowwise", "1x32 bf16", x, self.torchao.rowwise, **grouped)
+        if self.wants("quantize_rowwise", "1x32 f32"):
+            x32 = [(x,) for x in self.x(F32)]
+            self.add("quantize_rowwise", "1x32 f32", x32, self.torchao.rowwise, F32, **grouped)
+        self.add("quantize_colwise", "32x1 bf16", x, self.torchao.colwise, **grouped)
+        self.add("quantize_both", "1x32 + 32x1 bf16", x, self.torchao.both, **grouped)
+        self.add("quantize_both", "1x32 + 32x1 bf16 swizzled", x, self.torchao.both,
+                 cost={"scale_layout": "swizzled"}, scale_layout="swizzled", **grouped)
+        if self.tokens:
+            self.add_tokens(x)
+        else:
+            self.add_weights(x)
+        return self.benches
+
+    def add_tokens(self, x: list[tuple]) -> None:
+        offs = {"offs": self.offs}
+        blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
+        self.add("quantize_rowwise", "1x128 bf16", x, cost={"rowwise_block": "1x128"}, block="1x128", **offs)
+        self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
+        rowwise = [moxie.quantize_rowwise(*x, **offs) for x in x]
+        colwise = [(*moxie.quantize_colwise(*x, **offs), self.shape[0]) for x in x]
+        self.add("dequantize_rowwise", "1x32 bf16", rowwise, self.torchao.dequantize, **offs)
+        self.add("dequantize_colwise", "32x1 bf16", colwise, **offs)
+        self.add("requantize", "1x32 -> 32x1", rowwise, **offs)
+        self.add("quantize_per_row", "bf16", x, **offs)
+        self.add("quantize_per_col", "bf16", x, **offs)
+        padded = [moxie.pad_groups(*x, self.offs) for x in x]
+        self.add("pad_groups", "32 bf16", [(*x, self.offs) for x in x], self.torchao.pad)
+        self.add("unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded],
+                 self.torchao.unpad)
+
+    def add_weights(self, x: list[tuple]) -> None:
+        for block in ("32x32", "128x128"):
+            blocks = {"rowwise_block": block, "colwise_block": block}
+            self.add("quantize_both", f"{block} + {block} bf16", x, cost=blocks, **blocks)
+
+
+# ---- how -----------------------------------------------------------------------------------------------------------------------
+
+
+def seconds_of(call: Callable[[], object], device: str) -> float:
+    if device == "cpu":
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1e3
+
+
+def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
+    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's."""
+    source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
+    target = torch.ones_like(source)
+    copy = []
+    for i in range(-2, repetitions):  # two rounds to warm up
+        progress(i + 2, repetitions + 2)
+        copy.append(seconds_of(lambda: target.copy_(source), device))
+        for bench in benches:
+            bench.seconds.append(seconds_of(bench.calls[i % len(bench.calls)], device))
+            if bench.peer:
+                bench.peer_seconds.append(seconds_of(bench.peer, device))
+    progress(None, 0)
+    for bench in benches:
+        del bench.seconds[:2], bench.peer_seconds[:2]
+    return copy[2:]
+
+
+def progress(done: int | None, total: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K" if done is None else f"\rround {done + 1} of {total}")
+        sys.stderr.flush()
+
+
+# ---- results ---------------------------------------------------------------------------------------------------------------------
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    at = lambda share: ordered[round(share * (len(ordered) - 1))]  # noqa: E731
+    return {"median": statistics.median(ordered), "p10": at(0.1), "p90": at(0.9)}
+
+
+def row_of(bench: Bench, copy_rate: float) -> dict:
+    seconds = spread(bench.seconds)
+    rate = bench.num_bytes / seconds["median"]
+    row = {
+        "op": bench.op, "variant": bench.variant, "shape": list(bench.shape), "num_groups": bench.num_groups,
+        "seconds": seconds, "bytes": bench.num_bytes, "gb_per_s": rate / 1e9, "of_copy": rate / copy_rate,
+    }
+    if bench.peer_seconds:
+        row["torchao_seconds"] = spread(bench.peer_seconds)
+        row["times_torchao"] = row["torchao_seconds"]["median"] / seconds["median"]
+    return row
+
+
+def table(report: dict) -> str:
+    lines = [("op", "variant", "shape", "groups", "ms", "GB/s", "of copy", "x torchao")]
+    for row in report["rows"]:
+        peer = f"{row['times_torchao']:.1f}" if "times_torchao" in row else "-"
+        lines.append((row["op"], row["variant"], "x".join(map(str, row["shape"])), str(row["num_groups"] or "-"),
+                      f"{row['seconds']['median'] * 1e3:.3f}", f"{row['gb_per_s']:.1f}", f"{row['of_copy']:.0%}", peer))
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    text = [" | ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+            for line in lines]
+    text.insert(1, "-+-".join("-" * width for width in widths))
+    copy = report["copy"]
+    return "\n".join([f"{report['machine']['name']}, {report['machine']['threads']} threads, torch "
+                      f"{report['machine']['torch']}; copy of 1 GiB: {copy['gb_per_s']:.1f} GB/s; median of "
+                      f"{report['repetitions']}", *text])
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def machine(device: str) -> dict:
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if device == "cpu" and cpuinfo.exists():
+        found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text())
+        name = found[1].strip() if found else name
+    return {"name": name, "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "python": platform.python_version()}
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    sizes = tuple(int(size) for size in text.split("x"))
+    if len(sizes) not in (2, 3) or min(sizes) < 1:
+        raise ValueError(text)
+    return sizes
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    has_cuda = torch.cuda.is_available() and moxie.has_cuda()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_cuda else "cpu")
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, help="tokens RxC or weights GxNxK")
+    parser.add_argument("--ops", nargs="+", default=[], help="only lines whose op or variant holds one of these words")
+    parser.add_argument("--groups", type=int, default=8, help="groups of tokens, of random sizes (default 8)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--repetitions", type=int, default=15)
+    parser.add_argument("--quick", action="store_true", help="small shapes, 3 repetitions: a check, not a measurement")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file (default bench/results/<device>/ops.json)")
+    options = parser.parse_args()
+    if options.device == "cuda" and not has_cuda:
+        parser.error("there is no GPU, or the library was built without CUDA kernels")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    if options.quick:
+        options.repetitions = 3
+
+    shapes = options.shapes or [
+        parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
+    torchao = Torchao()
+    benches = [bench for shape in shapes
+               for bench in Plan(shape, options.groups, options.device, torchao, options.ops).add_all()]
+    if not benches:
+        parser.error(f"no line holds one of: {' '.join(options.ops)}")
+    copy = spread(measure(benches, options.repetitions, options.device))
+    copy_rate = 2 * COPY_BYTES / copy["median"]
+    report = {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain")),
+        "command": shlex.join(["bench/run.py", *sys.argv[1:]]), "machine": machine(options.device),
+        "repetitions": options.repetitions, "copy": {"seconds": copy, "gb_per_s": copy_rate / 1e9},
+        "rows": [row_of(bench, copy_rate) for bench in benches],
+    }
+    path = options.out or ROOT / "bench" / "results" / slug(report["machine"], options.device) / (
+        "quick.json" if options.quick else "ops.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}\n")
+    print(table(report))
+    return 0
+
+
+def slug(machine: dict, device: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", " ", machine["name"].lower())).strip("-")
+    return name if device == "cuda" else f"{name}-{machine['threads']}-threads"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
