@@ -1,5 +1,6 @@
 #include "moxie/core/dequantize/dequantize.h"
 
+#include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/view.h"

@@ -1,5 +1,6 @@
 #include "moxie/core/scale_layout/scale_layout.h"
 
+#include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/view.h"
