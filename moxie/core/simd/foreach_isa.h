@@ -1,0 +1,70 @@
+// Compiles a file once per instruction set:
+//
+//   #define MOXIE_ISA_BODY "moxie/core/quantize/quantize_cpu.inc"
+//   #include "moxie/core/simd/foreach_isa.h"                      // after every other header
+//   ... pick_isa(op, exec, MOXIE_EACH_ISA(quantize_tile<bf16>))   // simd/pick_isa.h
+//
+// The body lands in moxie::cpu::baseline, ::avx2 and ::avx512, after the shared kernels of this
+// folder. No .inc file includes anything, so that no inline function of another header is built for
+// AVX-512 and then chosen by the linker for a machine that lacks it. What they define is static.
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+#include "moxie/core/base/math.h"
+#include "moxie/core/format/bf16.h"
+#include "moxie/core/format/e4m3.h"
+#include "moxie/core/format/e8m0.h"
+#include "moxie/core/simd/tile.h"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define MOXIE_ISA baseline
+#define MOXIE_ISA_LEVEL 0
+#include "moxie/core/simd/one_isa.h"
+
+#if defined(__x86_64__)
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2"))), apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx2")
+#endif
+#define MOXIE_ISA avx2
+#define MOXIE_ISA_LEVEL 1
+#include "moxie/core/simd/one_isa.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+// base/isa.cc asks the machine for these sets, all of them. Left alone, compilers use half of a
+// 512-bit register.
+#if defined(__clang__)
+#pragma clang attribute push(                                                              \
+    __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))), \
+    apply_to = function)
+#else
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512")
+#endif
+#define MOXIE_ISA avx512
+#define MOXIE_ISA_LEVEL 2
+#include "moxie/core/simd/one_isa.h"
+#if defined(__clang__)
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+
+#define MOXIE_EACH_ISA(...) baseline::__VA_ARGS__, avx2::__VA_ARGS__, avx512::__VA_ARGS__
+
+#else
+#define MOXIE_EACH_ISA(...) baseline::__VA_ARGS__
+#endif
+
+#undef MOXIE_ISA_BODY
