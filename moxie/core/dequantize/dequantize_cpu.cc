@@ -21,7 +21,8 @@ void dequantize_as(const DequantizeArgs& args, const Panels& panels, const Exec&
   clear_bytes(exec, x + covered * panels.cols,
               (panels.total_rows() - covered) * panels.cols * static_cast<int64_t>(sizeof(T)));
   walk.run(exec, [&] {
-    return [&, scratch = std::make_unique<Scratch>()](const Panel& panel, const Span& span) {
+    return [&, scratch = std::make_unique_for_overwrite<Scratch>()](const Panel& panel,
+                                                                    const Span& span) {
       const Place place = place_of(panels, panel, args.form, args.block, ScaleLayout::kPlain);
       const Source in{args.form, args.block,
                       reinterpret_cast<const uint8_t*>(args.qdata.data) + place.qdata,

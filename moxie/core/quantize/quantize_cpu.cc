@@ -32,8 +32,8 @@ void quantize_as(const QuantizeArgs& args, const Panels& panels, const Exec& exe
   if (args.colwise) colwise = target_of(*args.colwise, Form::kColwise, stream);
   const auto* x = static_cast<const T*>(args.x.data);
   walk.run(exec, [&] {
-    return [&, rowwise, colwise, scratch = std::make_unique<Scratch>()](const Panel& panel,
-                                                                        const Span& span) mutable {
+    return [&, rowwise, colwise, scratch = std::make_unique_for_overwrite<Scratch>()](
+               const Panel& panel, const Span& span) mutable {
       if (args.rowwise)
         rowwise.place = place_of(panels, panel, rowwise.form, rowwise.block, rowwise.layout);
       if (args.colwise)

@@ -46,7 +46,7 @@ void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t cover
   clear_bytes(exec, out.scale.data + covered, rest * static_cast<int64_t>(sizeof(float)));
   const bool stream = covered * cols >= kStreamBytes;
   parallel_for(exec, covered, kGrain, [&](int64_t begin, int64_t end) {
-    const auto scratch = std::make_unique<Scratch>();
+    const auto scratch = std::make_unique_for_overwrite<Scratch>();
     for (int64_t r = begin; r < end; ++r)
       kernel(x + r * cols, cols, reinterpret_cast<uint8_t*>(out.qdata.data) + r * cols,
              out.scale.data + r, stream, *scratch);
@@ -68,7 +68,7 @@ void quantize_columns(const RowScaleArgs& args, const Panels& panels, const std:
   const bool stream = panels.total_rows() * cols >= kStreamBytes;
   // A strip is one kTileEdge wide, so that a single panel still has work for several threads.
   parallel_for(exec, panels.count * strips, 1, [&](int64_t begin, int64_t end) {
-    const auto scratch = std::make_unique<Scratch>();
+    const auto scratch = std::make_unique_for_overwrite<Scratch>();
     for (int64_t i = begin; i < end; ++i) {
       const Panel& panel = all[i / strips];
       const int64_t col = i % strips * kTileEdge, width = min<int64_t>(kTileEdge, cols - col);
