@@ -189,14 +189,20 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
 
 
 def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
-    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's."""
+    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's.
+
+    Each is called once more right before, on other buffers: or it would pay for writing back what its predecessor left in
+    the caches.
+    """
     source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     copy = []
     for i in range(-2, repetitions):  # two rounds to warm up
         progress(i + 2, repetitions + 2)
+        target.copy_(source)
         copy.append(seconds_of(lambda: target.copy_(source), device))
         for bench in benches:
+            bench.calls[(i + 1) % len(bench.calls)]()
             bench.seconds.append(seconds_of(bench.calls[i % len(bench.calls)], device))
             if bench.peer:
                 bench.peer_seconds.append(seconds_of(bench.peer, device))
