@@ -5,8 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "moxie/core/dequantize/dequantize.h"
-#include "moxie/core/layout/parse.h"
 #include "moxie/core/groups/groups.h"
+#include "moxie/core/layout/parse.h"
 #include "moxie/core/quantize/quantize.h"
 #include "moxie/core/requantize/requantize.h"
 #include "moxie/core/row_scale/row_scale.h"

@@ -46,9 +46,9 @@ Cost row_scale_cost(const Shape& x, Format format, Form form, std::optional<int6
 
 Cost pad_groups_cost(int64_t rows, int64_t row_bytes, int64_t num_groups, int64_t alignment) {
   const auto bytes = static_cast<double>(row_bytes);
-  return {.bytes_read = static_cast<double>(rows) * bytes,
-          .bytes_written =
-              static_cast<double>(pad_groups_rows(rows, num_groups, alignment)) * bytes};
+  return {
+      .bytes_read = static_cast<double>(rows) * bytes,
+      .bytes_written = static_cast<double>(pad_groups_rows(rows, num_groups, alignment)) * bytes};
 }
 
 Cost unpad_groups_cost(int64_t rows, int64_t row_bytes) {

@@ -8,8 +8,8 @@ namespace moxie::ref {
 void dequantize(const DequantizeArgs& args, const Panels& panels) {
   const bool rowwise = args.form == Form::kRowwise;
   const Block block = args.block;
-  std::fill_n(static_cast<std::byte*>(args.x.data),
-              numel(args.x.shape) * bytes_of(args.x.format), std::byte{});
+  std::fill_n(static_cast<std::byte*>(args.x.data), numel(args.x.shape) * bytes_of(args.x.format),
+              std::byte{});
   Panel panel = first_panel();
   for (int64_t g = 0; g < panels.count; ++g) {
     panel = next_panel(panels, panel, rowwise ? 1 : block.rows);

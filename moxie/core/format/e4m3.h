@@ -34,8 +34,8 @@ constexpr e4m3 to_e4m3(float value) {
   return {static_cast<uint8_t>(magnitude > 0x7f800000 ? kE4m3Nan : code)};
 }
 
-// Both NaN bytes give the one NaN 0x7fc00000, so that no result depends on how a machine carries the
-// sign of a NaN through a product.
+// Both NaN bytes give the one NaN 0x7fc00000, so that no result depends on how a machine carries
+// the sign of a NaN through a product.
 constexpr float to_float(e4m3 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
   const uint32_t code = value.bits & 0x7f;

@@ -53,9 +53,9 @@ void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec) {
   if (exec.backend != Backend::kCuda) {
     for (int64_t g = 0, begin = 0; g < groups; begin = args.offs.data[g++]) {
       const int64_t rows = args.offs.data[g] - begin, start = args.starts.data[g];
-      MOXIE_CHECK(rows == 0 || (start >= 0 && start + rows <= args.padded.dim(0)), kOp,
-                  ": group ", g, " must lie inside the ", args.padded.dim(0),
-                  " padded rows, got start ", start, " for ", rows, " rows");
+      MOXIE_CHECK(rows == 0 || (start >= 0 && start + rows <= args.padded.dim(0)), kOp, ": group ",
+                  g, " must lie inside the ", args.padded.dim(0), " padded rows, got start ", start,
+                  " for ", rows, " rows");
     }
   }
   switch (exec.backend) {

@@ -32,29 +32,26 @@ void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t li
   }
 }
 
-Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs,
-                   Backend backend) {
+Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend) {
   MOXIE_CHECK(x.dims == 2 || x.dims == 3, op,
               ": x must be tokens [rows, cols] or weights [groups, rows, cols], got ", x);
   if (x.dims == 3) {
-    MOXIE_CHECK(!offs, op, ": weights ", x, " take no offs; their groups all have ", x[1],
-                " rows");
+    MOXIE_CHECK(!offs, op, ": weights ", x, " take no offs; their groups all have ", x[1], " rows");
     return {.rows = x[1], .cols = x[2], .count = x[0], .offs = nullptr, .weights = true};
   }
   MOXIE_CHECK(x[0] <= std::numeric_limits<int32_t>::max(), op,
               ": rows must fit the int32 of offs, got ", x[0]);
   if (!offs) return {.rows = x[0], .cols = x[1], .count = 1, .offs = nullptr, .weights = false};
   check_offs(op, *offs, x[0], "rows", backend);
-  return {
-      .rows = x[0], .cols = x[1], .count = offs->dim(0), .offs = offs->data, .weights = false};
+  return {.rows = x[0], .cols = x[1], .count = offs->dim(0), .offs = offs->data, .weights = false};
 }
 
 void check_operand_block(std::string_view op, Form form, Block block, const Panels& panels) {
   bool known = false;
   for (const Block candidate : kBlocks) known = known || candidate == block;
   MOXIE_CHECK(known, op, ": there is no block ", name(block));
-  MOXIE_CHECK(is_operand_block(block, form), op, ": the ", name(form),
-              " form contracts ", form == Form::kRowwise ? "columns" : "rows",
+  MOXIE_CHECK(is_operand_block(block, form), op, ": the ", name(form), " form contracts ",
+              form == Form::kRowwise ? "columns" : "rows",
               ", so its block must span at least 32 of them, got ", name(block));
   MOXIE_CHECK(form == Form::kColwise || block.rows == 1 || !panels.offs, op,
               ": with offs a rowwise block must be one row tall (1x32 or 1x128), got ",

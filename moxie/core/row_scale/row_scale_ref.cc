@@ -35,10 +35,9 @@ void quantize_row_scale(const RowScaleArgs& args, const Panels& panels) {
     panel = next_panel(panels, panel, kRowScaleAlignment);
     if (args.rowwise) {
       for (int64_t r = panel.begin; r < panel.begin + panel.rows; ++r)
-        args.rowwise->scale.data[r] =
-            quantize_line(args.x, r * panels.cols, 1, panels.cols,
-                          args.rowwise->qdata.data + r * panels.cols)
-                .decode;
+        args.rowwise->scale.data[r] = quantize_line(args.x, r * panels.cols, 1, panels.cols,
+                                                    args.rowwise->qdata.data + r * panels.cols)
+                                          .decode;
     }
     if (args.colwise && panel.rows > 0) {
       const RowScalePlace place = colwise_place(panels, panel);
