@@ -13,11 +13,12 @@ namespace moxie::cpu {
 
 // Blocks are 1, 32 or 128 wide and tall, so tiles that begin at multiples of 128 cut none.
 // The sides are how many bytes in a row a tile writes to the colwise and to the rowwise result, and
-// reads of x (twice the columns): memory wants them long, the tile has to stay in a core's 2 MB of
-// L2. Swept 128..1024 x 256..2048 at 16384 x 8192 bf16, two threads: 128 x 512 gives 5.6 GB/s
-// colwise and 4.6 both, 512 x 512 6.7 and 5.0, 1024 x 256 7.6 and 4.1, 256 x 2048 7.0 and 5.8.
-inline constexpr int kTileRows = 256;
-inline constexpr int kTileCols = 2048;
+// reads of x (twice the columns): memory wants them long, the tile has to stay in a core's 2 MB of L2,
+// and its rows of the colwise result in the TLB. Swept at 8192 x 5120 bf16, two threads, best of 15,
+// GB/s colwise / both: 256 x 512 10.6 / 6.8, 256 x 1024 10.2 / 9.0, 256 x 2048 13.3 / 7.6,
+// 512 x 512 12.5 / 6.2, 512 x 1024 14.1 / 8.7.
+inline constexpr int kTileRows = 512;
+inline constexpr int kTileCols = 1024;
 // Kernels see columns in multiples of this: the last ones of a tensor are copied beside zeros.
 inline constexpr int kTileEdge = 128;
 // Rows quantized on their own need no transpose, and run on for longer.
