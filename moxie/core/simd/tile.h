@@ -13,9 +13,9 @@ namespace moxie::cpu {
 
 // Blocks are 1, 32 or 128 wide and tall, so tiles that begin at multiples of 128 cut none.
 // The sides are how many bytes in a row a tile writes to the colwise and to the rowwise result, and
-// reads of x (twice the columns): memory wants them long, the tile has to stay in a core's 2 MB of L2,
-// and its rows of the colwise result in the TLB. Swept at 8192 x 5120 bf16, two threads, best of 15,
-// GB/s colwise / both: 256 x 512 10.6 / 6.8, 256 x 1024 10.2 / 9.0, 256 x 2048 13.3 / 7.6,
+// reads of x (twice the columns): memory wants them long, the tile has to stay in a core's 2 MB of
+// L2, and its rows of the colwise result in the TLB. Swept at 8192 x 5120 bf16, two threads, best
+// of 15, GB/s colwise / both: 256 x 512 10.6 / 6.8, 256 x 1024 10.2 / 9.0, 256 x 2048 13.3 / 7.6,
 // 512 x 512 12.5 / 6.2, 512 x 1024 14.1 / 8.7.
 inline constexpr int kTileRows = 512;
 inline constexpr int kTileCols = 1024;
