@@ -21,8 +21,8 @@ void quantize_as(const QuantizeArgs& args, const Panels& panels, const Exec& exe
   const bool rows_alone = !args.colwise && args.rowwise->block.rows == 1;
   const Walk walk({.panels = panels,
                    .alignment = args.colwise ? args.colwise->block.rows : 1,
-                   .tile_cols = rows_alone ? kRowCols : kTileCols,
-                   .order = args.colwise ? Order::kDown : Order::kAcross});
+                   .tile_rows = rows_alone ? kRowTileRows : kTileRows,
+                   .tile_cols = rows_alone ? kRowTileCols : kTileCols});
   if (args.rowwise) clear_rest(exec, *args.rowwise, Form::kRowwise, panels, walk);
   if (args.colwise) clear_rest(exec, *args.colwise, Form::kColwise, panels, walk);
 
@@ -31,16 +31,18 @@ void quantize_as(const QuantizeArgs& args, const Panels& panels, const Exec& exe
   if (args.rowwise) rowwise = target_of(*args.rowwise, Form::kRowwise, stream);
   if (args.colwise) colwise = target_of(*args.colwise, Form::kColwise, stream);
   const auto* x = static_cast<const T*>(args.x.data);
+  const auto at = [&](const PanelSpan& tile) {
+    return x + (tile.panel->begin + tile.span.row) * panels.cols + tile.span.col;
+  };
   walk.run(exec, [&] {
-    return [&, rowwise, colwise, scratch = std::make_unique_for_overwrite<Scratch>()](
-               const Panel& panel, const Span& span) mutable {
+    return [&, rowwise, colwise, scratch = std::make_unique<Scratch>()](
+               const PanelSpan& tile, const PanelSpan* next) mutable {
       if (args.rowwise)
-        rowwise.place = place_of(panels, panel, rowwise.form, rowwise.block, rowwise.layout);
+        rowwise.place = place_of(panels, *tile.panel, rowwise.form, rowwise.block, rowwise.layout);
       if (args.colwise)
-        colwise.place = place_of(panels, panel, colwise.form, colwise.block, colwise.layout);
-      const T* begin = x + (panel.begin + span.row) * panels.cols + span.col;
-      kernel({span, begin, panels.cols}, args.rule, args.rowwise ? &rowwise : nullptr,
-             args.colwise ? &colwise : nullptr, *scratch);
+        colwise.place = place_of(panels, *tile.panel, colwise.form, colwise.block, colwise.layout);
+      kernel({tile.span, at(tile), panels.cols, next ? at(*next) : nullptr, panels.cols}, args.rule,
+             args.rowwise ? &rowwise : nullptr, args.colwise ? &colwise : nullptr, *scratch);
     };
   });
 }

@@ -8,14 +8,13 @@
 namespace moxie::cpu {
 namespace {
 
-// The tile in f32 has to fit beside the quantized one, so it is narrower than others. Its rows are
-// an odd number of cache lines apart, so that they share no cache set.
-constexpr int kF32Cols = 512;
-constexpr int kF32Stride = kF32Cols + 16;
+// An odd number of cache lines, so that rows share no cache set.
+constexpr int kValueStride = kTileCols + 96;
 
 struct RequantizeScratch {
-  alignas(64) float tile[kTileRows * kF32Stride];
-  Scratch scratch;
+  Scratch tile;
+  alignas(64) bf16 bf16s[kTileRows * kValueStride];
+  std::unique_ptr<float[]> floats;  // for tiles with values that bf16 lacks
 };
 
 }  // namespace
@@ -29,27 +28,29 @@ namespace moxie::cpu {
 void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& exec) {
   const auto kernel = pick_isa("requantize", exec, MOXIE_EACH_ISA(requantize_tile));
   const Operand& out = args.colwise;
-  const Walk walk({.panels = panels,
-                   .alignment = out.block.rows,
-                   .tile_cols = kF32Cols,
-                   .order = Order::kDown});
+  const Walk walk({.panels = panels, .alignment = out.block.rows});
   clear_rest(exec, out, Form::kColwise, panels, walk);
   const bool stream = panels.total_rows() * panels.cols >= kStreamBytes;
+  const auto source = [&](const PanelSpan& tile) -> Source {
+    const Place place =
+        place_of(panels, *tile.panel, Form::kRowwise, args.block, ScaleLayout::kPlain);
+    return {Form::kRowwise, args.block,
+            reinterpret_cast<const uint8_t*>(args.qdata.data) + place.qdata,
+            args.scale.data + place.scale, place};
+  };
   walk.run(exec, [&] {
     return [&, stream, scratch = std::make_unique_for_overwrite<RequantizeScratch>()](
-               const Panel& panel, const Span& span) {
-      const Place from = place_of(panels, panel, Form::kRowwise, args.block, ScaleLayout::kPlain);
-      const Source in{Form::kRowwise, args.block,
-                      reinterpret_cast<const uint8_t*>(args.qdata.data) + from.qdata,
-                      args.scale.data + from.scale, from};
+               const PanelSpan& tile, const PanelSpan* next) {
       const Target to{Form::kColwise,
                       out.block,
                       out.layout,
                       out.qdata.data,
                       out.scale.data,
                       stream,
-                      place_of(panels, panel, Form::kColwise, out.block, out.layout)};
-      kernel(span, in, args.rule, to, scratch->tile, scratch->scratch);
+                      place_of(panels, *tile.panel, Form::kColwise, out.block, out.layout)};
+      const uint8_t* ahead = nullptr;
+      if (next) ahead = source(*next).qdata + next->span.row * panels.cols + next->span.col;
+      kernel(tile.span, source(tile), ahead, args.rule, to, *scratch);
     };
   });
 }

@@ -1,19 +1,19 @@
+#include <atomic>
 #include <memory>
 #include <vector>
 
 #include "moxie/core/row_scale/backends.h"
 #include "moxie/core/simd/clear.h"
 #include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {
 namespace {
 
-// Columns [col, col + cols) of one panel in the colwise result.
-struct RowScaleStrip {
+// Where a panel lands in the colwise result.
+struct RowScaleColumns {
   uint8_t* qdata;
   int64_t stride;
-  int64_t k;  // bytes of a row that this panel fills, the zeros of its tail included
-  float* scale;
   bool stream;
 };
 
@@ -26,19 +26,13 @@ struct RowScaleStrip {
 namespace moxie::cpu {
 namespace {
 
-std::vector<Panel> list_panels(const Panels& panels) {
-  std::vector<Panel> all;
-  Panel panel = first_panel();
-  for (int64_t g = 0; g < panels.count; ++g)
-    all.push_back(panel = next_panel(panels, panel, kRowScaleAlignment));
-  return all;
-}
+constexpr std::string_view kOp = "quantize_row_scale";
 
 template <class T>
 void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t covered,
                    const Exec& exec) {
   constexpr int64_t kGrain = 16;  // rows; a row is a few kilobytes
-  const auto kernel = pick_isa("quantize_row_scale", exec, MOXIE_EACH_ISA(row_scale_row<T>));
+  const auto kernel = pick_isa(kOp, exec, MOXIE_EACH_ISA(row_scale_row<T>));
   const RowScaleOperand& out = *args.rowwise;
   const auto* x = static_cast<const T*>(args.x.data);
   const int64_t cols = panels.cols, rest = panels.total_rows() - covered;
@@ -53,48 +47,69 @@ void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t cover
   });
 }
 
-template <class T>
-void quantize_columns(const RowScaleArgs& args, const Panels& panels, const std::vector<Panel>& all,
-                      const Exec& exec) {
-  const auto kernel = pick_isa("quantize_row_scale", exec, MOXIE_EACH_ISA(row_scale_strip<T>));
-  const RowScaleOperand& out = *args.colwise;
-  const auto* x = static_cast<const T*>(args.x.data);
-  const int64_t cols = panels.cols, strips = ceil_div<int64_t>(cols, kTileEdge);
-  if (!panels.weights) {
-    const Panel last = all.empty() ? first_panel() : all.back();
-    clear_columns(exec, out.qdata.data, cols,
-                  last.padded + round_up<int64_t>(last.rows, kRowScaleAlignment), out.qdata.dim(1));
+// The larger of the two stays. Threads meet here, since a group's rows are spread over all of them.
+void raise(int32_t& most, int32_t value) {
+  std::atomic_ref<int32_t> shared(most);
+  int32_t seen = shared.load(std::memory_order_relaxed);
+  while (seen < value && !shared.compare_exchange_weak(seen, value, std::memory_order_relaxed)) {
   }
-  const bool stream = panels.total_rows() * cols >= kStreamBytes;
-  // A strip is one kTileEdge wide, so that a single panel still has work for several threads.
-  parallel_for(exec, panels.count * strips, 1, [&](int64_t begin, int64_t end) {
-    const auto scratch = std::make_unique_for_overwrite<Scratch>();
+}
+
+// x is read twice: the scale of a column is known after the last row of its group.
+template <class T>
+void quantize_columns(const RowScaleArgs& args, const Panels& panels, const Walk& walk,
+                      const Exec& exec) {
+  const RowScaleOperand& out = *args.colwise;
+  const int64_t cols = panels.cols;
+  const auto* x = static_cast<const T*>(args.x.data);
+  const auto at = [&](const PanelSpan& tile) {
+    return x + (tile.panel->begin + tile.span.row) * cols + tile.span.col;
+  };
+  if (!panels.weights)
+    clear_columns(exec, out.qdata.data, cols, walk.padded_rows(), out.qdata.dim(1));
+
+  std::vector<int32_t> amax(panels.count * cols, -1);  // -1: the group is empty
+  const auto amax_kernel = pick_isa(kOp, exec, MOXIE_EACH_ISA(row_scale_amax<T>));
+  walk.run(exec, [&] {
+    return [&, scratch = std::make_unique_for_overwrite<Scratch>()](const PanelSpan& tile,
+                                                                    const PanelSpan*) {
+      amax_kernel({tile.span, at(tile), cols, nullptr, 0}, *scratch);
+      int32_t* const most = amax.data() + tile.panel->index * cols + tile.span.col;
+      for (int c = 0; c < tile.span.cols; ++c) raise(most[c], scratch->amax[c]);
+    };
+  });
+
+  std::vector<float> encode_by(amax.size());
+  parallel_for(exec, panels.count * cols, 1 << 14, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const Panel& panel = all[i / strips];
-      const int64_t col = i % strips * kTileEdge, width = min<int64_t>(kTileEdge, cols - col);
-      float* const scale = out.scale.data + panel.index * cols + col;
-      if (panel.rows == 0) {
-        for (int64_t c = 0; c < width; ++c) scale[c] = 0;
-        continue;
-      }
-      const RowScalePlace place = colwise_place(panels, panel);
-      const Tile<T> strip{{0, col, 0, static_cast<int>(width)}, x + panel.begin * cols + col, cols};
-      kernel(strip, panel.rows,
-             {reinterpret_cast<uint8_t*>(out.qdata.data) + place.qdata + col * place.stride,
-              place.stride,
-              panels.weights ? panel.rows : round_up<int64_t>(panel.rows, kRowScaleAlignment),
-              scale, stream},
-             *scratch);
+      const RowScale by = row_scale_of(std::bit_cast<float>(max(amax[i], 0)));
+      encode_by[i] = by.encode;
+      out.scale.data[i] = amax[i] < 0 ? 0.f : by.decode;
     }
+  });
+
+  const auto kernel = pick_isa(kOp, exec, MOXIE_EACH_ISA(row_scale_columns<T>));
+  const bool stream = panels.total_rows() * cols >= kStreamBytes;
+  walk.run(exec, [&] {
+    return [&, scratch = std::make_unique_for_overwrite<Scratch>()](const PanelSpan& tile,
+                                                                    const PanelSpan* next) {
+      const RowScalePlace place = colwise_place(panels, *tile.panel);
+      const int rows = tile.span.rows;
+      kernel({tile.span, at(tile), cols, next ? at(*next) : nullptr, cols},
+             encode_by.data() + tile.panel->index * cols + tile.span.col,
+             panels.weights ? rows : round_up(rows, kRowScaleAlignment),
+             {reinterpret_cast<uint8_t*>(out.qdata.data) + place.qdata, place.stride, stream},
+             *scratch);
+    };
   });
 }
 
 template <class T>
 void quantize_as(const RowScaleArgs& args, const Panels& panels, const Exec& exec) {
-  const std::vector<Panel> all = list_panels(panels);
-  const int64_t covered = all.empty() ? 0 : all.back().begin + all.back().rows;
+  const Walk walk({.panels = panels, .alignment = kRowScaleAlignment});
+  const int64_t covered = panels.weights ? panels.total_rows() : walk.covered_rows();
   if (args.rowwise) quantize_rows<T>(args, panels, covered, exec);
-  if (args.colwise) quantize_columns<T>(args, panels, all, exec);
+  if (args.colwise) quantize_columns<T>(args, panels, walk, exec);
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/format/bf16.h"

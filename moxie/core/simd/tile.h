@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include "moxie/core/format/block.h"
 #include "moxie/core/format/e4m3.h"
@@ -11,18 +12,16 @@
 
 namespace moxie::cpu {
 
-// Blocks are 1, 32 or 128 wide and tall, so tiles that begin at multiples of 128 cut none.
-// The sides are how many bytes in a row a tile writes to the colwise and to the rowwise result, and
-// reads of x (twice the columns): memory wants them long, the tile has to stay in a core's 2 MB of
-// L2, and its rows of the colwise result in the TLB. Swept at 8192 x 5120 bf16, two threads, best
-// of 15, GB/s colwise / both: 256 x 512 10.6 / 6.8, 256 x 1024 10.2 / 9.0, 256 x 2048 13.3 / 7.6,
-// 512 x 512 12.5 / 6.2, 512 x 1024 14.1 / 8.7.
-inline constexpr int kTileRows = 512;
-inline constexpr int kTileCols = 1024;
+// Blocks are 1, 32 or 128 wide and tall, so tiles that begin at multiples of 128 cut none. 512
+// columns: of 128 to 2048, 256 and 512 were the fastest for both forms (bf16 and f32, on a core
+// with 2 MiB of L2; 512 is 54 % of a copy's bandwidth, 128 was 29 %, 2048 49 %).
+inline constexpr int kTileRows = 128;
+inline constexpr int kTileCols = 512;
 // Kernels see columns in multiples of this: the last ones of a tensor are copied beside zeros.
 inline constexpr int kTileEdge = 128;
-// Rows quantized on their own need no transpose, and run on for longer.
-inline constexpr int kRowCols = 8192;
+// Where no result is transposed, tiles are longer rows, and fewer.
+inline constexpr int kRowTileRows = 16;
+inline constexpr int kRowTileCols = 8192;
 // Results of this many bytes or more bypass the caches.
 inline constexpr int64_t kStreamBytes = 16 << 20;
 inline constexpr int kBlocksDown = kTileRows / kMxBlock;
@@ -37,6 +36,16 @@ template <class T>
 struct Tile : Span {
   const T* x;      // readable up to the next multiple of kTileEdge columns
   int64_t stride;  // elements from one row to the next
+  // What the thread reads next, in rows as far apart: asked for while this tile is worked on, since
+  // rows of a tile are too short for the hardware to see them coming. May be null.
+  const T* next;
+  int64_t next_stride;
+};
+
+// The part of a row of the next tile that is asked for while a row of this one is encoded.
+struct Ahead {
+  const void* from;
+  int lines;  // cache lines per 64 elements
 };
 
 // One form of a result, and where the tile's panel lands in it.
@@ -64,14 +73,13 @@ struct Source {
 struct Scratch {
   static constexpr int kQStride = kTileCols + 64;
   static constexpr int kTStride = kTileRows + 64;
-  alignas(64) uint8_t q[kTileRows * kQStride];          // the tile, quantized
-  alignas(64) uint8_t t[64 * kTStride];                 // 64 of its columns, transposed
-  alignas(64) uint8_t edge[kTileRows * kTileEdge * 4];  // x, where it lacks columns
-  alignas(64) uint8_t row[kRowCols];                    // one row, quantized on its own
-  alignas(64) uint8_t row_code[kRowCols / kMxBlock];
-  alignas(64) int32_t amax[kTileCols];  // by column; of rows alone, by block
-  alignas(64) float inverse[kTileCols];
+  static constexpr int kTCols = 64;
+  alignas(64) uint8_t q[kTileRows * kQStride];       // the tile, quantized
+  alignas(64) uint8_t t[kTCols * kTStride];          // some of its columns, transposed
+  alignas(64) int32_t amax[kTileCols];               // by column, or by block of some rows
+  alignas(64) float inverse[kTileCols];              // the same
   alignas(64) uint8_t code[kBlocksDown][kTileCols];  // scales by block row and column
+  std::unique_ptr<uint8_t[]> edge;                   // x, where it lacks columns
 };
 
 }  // namespace moxie::cpu

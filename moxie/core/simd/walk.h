@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "moxie/core/base/parallel.h"
@@ -11,16 +12,17 @@
 
 namespace moxie::cpu {
 
-enum class Order : uint8_t {
-  kAcross,  // the strips of a band of rows, then the next band: for results in the order of x
-  kDown,    // the bands of a strip of columns: for transposed results, whose pages stay known
-};
-
 struct WalkArgs {
   Panels panels;
   int64_t alignment = 1;  // next_panel()'s
+  int64_t tile_rows = kTileRows;
   int64_t tile_cols = kTileCols;
-  Order order = Order::kAcross;
+};
+
+// A tile, and the panel it is part of.
+struct PanelSpan {
+  const Panel* panel;
+  Span span;
 };
 
 class Walk {
@@ -34,7 +36,7 @@ class Walk {
       padded_ = panel.padded + round_up(panel.rows, args.alignment);
       // Colwise groups lie side by side: a short first band puts the others at multiples of 128,
       // where they fill cache lines.
-      const int64_t lead = args.panels.weights ? 0 : panel.padded % kTileRows / kUnit;
+      const int64_t lead = args.panels.weights ? 0 : panel.padded % args.tile_rows / kUnit;
       panels_.push_back({panel, lead, units_});
       units_ += ceil_div<int64_t>(panel.rows, kUnit);
     }
@@ -45,35 +47,27 @@ class Walk {
   int64_t covered_rows() const { return covered_; }  // rows after these are in no group
   int64_t padded_rows() const { return padded_; }    // end of the last panel, each padded
 
-  // f(panel, span) once for every tile; every range of work makes its own f = make().
+  // f(tile, the one after it or null) for every tile; each range of work makes its own f = make().
   template <class Make>
   void run(const Exec& exec, const Make& make) const {
-    const int64_t count = units_ * strips_;
-    parallel_for(exec, count, kGrain, [&](int64_t begin, int64_t end) {
+    const int64_t item = kUnit * min(args_.tile_cols, max<int64_t>(args_.panels.cols, 1));
+    const int64_t grain = ceil_div(kGrainElements, item);
+    parallel_for(exec, units_ * strips_, grain, [&](int64_t begin, int64_t end) {
       auto f = make();
-      if (args_.order == Order::kDown) {
-        for (int64_t i = begin; i < end;) {
-          const int64_t strip = i / units_, first = i % units_;
-          const int64_t last = min(units_, first + end - i);
-          walk_bands(first, last, [&](const Planned& p, int64_t row, int64_t rows) {
-            tile(strip, p, row, rows, f);
-          });
-          i += last - first;
-        }
-      } else {
-        walk_bands(begin / strips_, end / strips_,
-                   [&](const Planned& p, int64_t row, int64_t rows) {
-                     for (int64_t s = 0; s < strips_; ++s) tile(s, p, row, rows, f);
-                   });
-      }
+      std::optional<PanelSpan> last;
+      for_each_tile(begin, end, [&](const PanelSpan& tile) {
+        if (last) f(*last, &tile);
+        last = tile;
+      });
+      if (last) f(*last, static_cast<const PanelSpan*>(nullptr));
     });
   }
 
  private:
-  // Work is counted in runs of 32 rows, so that neither one large group nor a thousand small ones
-  // end up in one thread.
-  static constexpr int64_t kUnit = 32;
-  static constexpr int64_t kGrain = 4;
+  // Work is counted in items of 16 rows of a strip, so that neither one large group nor a thousand
+  // small ones end up in one thread.
+  static constexpr int64_t kUnit = 16;
+  static constexpr int64_t kGrainElements = 1 << 16;  // some 20 microseconds
 
   struct Planned {
     Panel panel;
@@ -81,30 +75,33 @@ class Walk {
     int64_t first;  // unit
   };
 
-  // The bands that begin in units [begin, end).
+  // A band of n units and s strips is n * s items, strip after strip: the tiles whose first item
+  // lies in [begin, end).
   template <class F>
-  void walk_bands(int64_t begin, int64_t end, const F& f) const {
-    constexpr int64_t kBand = kTileRows / kUnit;
-    auto next = std::upper_bound(panels_.begin(), panels_.end(), begin,
-                                 [](int64_t unit, const Planned& p) { return unit < p.first; });
-    for (auto p = next - 1; p != panels_.end() && p->first < end; ++p) {
+  void for_each_tile(int64_t begin, int64_t end, const F& f) const {
+    const int64_t band = args_.tile_rows / kUnit, unit = begin / strips_;
+    auto p = std::upper_bound(panels_.begin(), panels_.end(), unit,
+                              [](int64_t u, const Planned& planned) { return u < planned.first; });
+    for (--p; p != panels_.end(); ++p) {
       const int64_t units = ceil_div<int64_t>(p->panel.rows, kUnit);
-      int64_t at = max<int64_t>(begin - p->first, 0);
-      if (at > 0) at = round_up(at + p->lead, kBand) - p->lead;
-      while (at < units && p->first + at < end) {
-        const int64_t stop = min(round_up(at + p->lead + 1, kBand) - p->lead, units);
-        f(*p, at * kUnit, min(stop * kUnit, p->panel.rows) - at * kUnit);
-        at = stop;
+      int64_t at = max<int64_t>(unit - p->first, 0);
+      at = max<int64_t>((at + p->lead) / band * band - p->lead, 0);
+      for (int64_t stop; at < units; at = stop) {
+        stop = min(round_up(at + p->lead + 1, band) - p->lead, units);
+        const int64_t item = (p->first + at) * strips_, step = stop - at;
+        if (item >= end) return;
+        int64_t strip = ceil_div(max<int64_t>(begin - item, 0), step);
+        for (; strip < strips_ && item + strip * step < end; ++strip)
+          f({&p->panel, span(strip, at * kUnit, min(stop * kUnit, p->panel.rows) - at * kUnit)});
       }
     }
   }
 
-  template <class F>
-  void tile(int64_t strip, const Planned& p, int64_t row, int64_t rows, F& f) const {
+  Span span(int64_t strip, int64_t row, int64_t rows) const {
     const int64_t cols = args_.panels.cols, whole = cols / kTileEdge * kTileEdge;
     const int64_t begin = min(strip * args_.tile_cols, whole);
     const int64_t end = begin < whole ? min(begin + args_.tile_cols, whole) : cols;
-    f(p.panel, Span{row, begin, static_cast<int>(rows), static_cast<int>(end - begin)});
+    return {row, begin, static_cast<int>(rows), static_cast<int>(end - begin)};
   }
 
   WalkArgs args_;
