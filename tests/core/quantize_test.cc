@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "moxie/core/base/parallel.h"
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/requantize/requantize.h"
 #include "moxie/core/row_scale/row_scale.h"
@@ -132,6 +133,22 @@ TEST_P(OnEveryBackend, GivesTheBytesOfTheSpecForItsVectors) {
     }
   }
 }
+
+#if defined(__x86_64__)
+TEST_P(OnEveryBackend, GivesTheSameBytesWhateverTheCallersFloatingPointMode) {
+  std::vector<float> x(64 * 96);
+  for (size_t i = 0; i < x.size(); ++i) x[i] = std::ldexp(float(i % 97), -135 + int(i / 1000));
+  const auto expected = run(exec(), x, {64, 96}, {}, k1x32, k32x1);
+  constexpr unsigned kFlushAndTruncate = 0x1f80 | 0x8040 | 0x6000;
+  const unsigned mode = _mm_getcsr();
+  _mm_setcsr(kFlushAndTruncate);
+  const auto actual = run(exec(), x, {64, 96}, {}, k1x32, k32x1);
+  const unsigned after = _mm_getcsr();
+  _mm_setcsr(mode);
+  EXPECT_EQ(actual, expected);
+  EXPECT_EQ(after & 0xe040u, kFlushAndTruncate & 0xe040u) << "the caller's mode is not restored";
+}
+#endif
 
 TEST_P(OnEveryBackend, GivesEachFormTheSameBytesWhetherAskedForAloneOrTogether) {
   const Shape shape{300, 200};

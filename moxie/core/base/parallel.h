@@ -12,7 +12,7 @@
 
 namespace moxie {
 
-// Around every range of work, in whichever thread runs it:
+// Around every range of work, in whichever thread runs it (and around ref's loops):
 // - The floating-point mode is the default one, so that a caller's flush-to-zero or rounding mode
 //   never changes a byte; afterwards the thread has its own mode and exception flags back.
 // - Streaming stores (simd/stream.inc) are complete before anyone learns that the range is done.

@@ -1,11 +1,13 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "moxie/core/base/parallel.h"
 #include "moxie/core/dequantize/backends.h"
 
 namespace moxie::ref {
 
 void dequantize(const DequantizeArgs& args, const Panels& panels) {
+  const KernelScope scope;
   const bool rowwise = args.form == Form::kRowwise;
   const Block block = args.block;
   std::fill_n(static_cast<std::byte*>(args.x.data), numel(args.x.shape) * bytes_of(args.x.format),

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "moxie/core/base/parallel.h"
 #include "moxie/core/quantize/backends.h"
 
 namespace moxie::ref {
@@ -65,6 +66,7 @@ void quantize_form(const QuantizeArgs& args, const Panels& panels, Form form, co
 }  // namespace
 
 void quantize(const QuantizeArgs& args, const Panels& panels) {
+  const KernelScope scope;
   if (args.rowwise) quantize_form(args, panels, Form::kRowwise, *args.rowwise);
   if (args.colwise) quantize_form(args, panels, Form::kColwise, *args.colwise);
 }

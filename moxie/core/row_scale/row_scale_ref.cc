@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "moxie/core/base/parallel.h"
 #include "moxie/core/row_scale/backends.h"
 
 namespace moxie::ref {
@@ -25,6 +26,7 @@ RowScale quantize_line(const ConstFloatView& x, int64_t begin, int64_t stride, i
 }  // namespace
 
 void quantize_row_scale(const RowScaleArgs& args, const Panels& panels) {
+  const KernelScope scope;
   for (const auto& out : {args.rowwise, args.colwise}) {
     if (!out) continue;
     std::fill_n(out->qdata.data, numel(out->qdata.shape), e4m3{});
