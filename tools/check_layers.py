@@ -2,7 +2,7 @@
 """Checks what a compiler does not: which layer includes which, and the limits every source keeps.
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
-                   base <- format <- layout <- simd <- the ops, and base, format <- sm90
+                   base <- format <- sm90 <- layout <- simd <- the ops
     moxie/torch    includes core's contracts, not a folder's backends.h
     moxie/cli      the same, and nothing of simd or sm90
     python         holds no C++
@@ -26,7 +26,7 @@ CUDA = re.compile(r"cuda|cooperative_groups|(cub|thrust|cutlass|cute|nv)/|cublas
 CORE_BELOW = {
     "base": set(),
     "format": {"base"},
-    "layout": {"base", "format"},
+    "layout": {"base", "format", "sm90"},
     "simd": {"base", "format", "layout"},
     "sm90": {"base", "format"},
 }

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <thread>
@@ -17,7 +18,14 @@ namespace {
 
 uint64_t setting(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
-  return text ? std::strtoull(text, nullptr, 10) : otherwise;
+  if (!text) return otherwise;
+  char* end = nullptr;
+  const uint64_t value = std::strtoull(text, &end, 10);
+  if (end == text || *end || value == 0) {
+    std::fprintf(stderr, "%s must be a positive number, got '%s'\n", name, text);
+    std::exit(2);
+  }
+  return value;
 }
 
 // The first byte that differs, in words; empty if none does.

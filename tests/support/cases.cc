@@ -1,12 +1,13 @@
 #include "tests/support/cases.h"
 
+#include <cmath>
 #include <sstream>
 
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/groups/groups.h"
 #include "moxie/core/quantize/quantize.h"
 #include "moxie/core/requantize/requantize.h"
-#include "moxie/core/row_scale/row_scale.h"
+#include "moxie/core/row_scale/dequantize_row_scale.h"
 #include "moxie/core/scale_layout/scale_layout.h"
 #include "tests/support/arena.h"
 #include "tests/support/random.h"
@@ -221,6 +222,33 @@ Case row_scale_case(Random& random) {
   return {"quantize_row_scale " + p.text.str(), numel(p.x), run};
 }
 
+Case dequantize_row_scale_case(Random& random) {
+  auto p = random_problem(random);
+  const Form form = random.chance(50) ? Form::kRowwise : Form::kColwise;
+  const auto shape = row_scale_shape<int64_t>(p.x, p.groups(), form);
+  const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
+  std::vector<float> scale(numel(shape.scale));
+  for (float& value : scale) value = std::ldexp(1.f, static_cast<int>(random.between(-140, 120)));
+  const auto format = random.chance(50) ? Format::kBf16 : Format::kF32;
+  p.text << ' ' << name(form) << ' ' << name(format);
+  auto run = [=, x = p.x, offs = p.offs, misalign = p.misalign](const Exec& exec) {
+    Arena arena(exec.backend, misalign);
+    Problem problem;
+    problem.offs = offs;
+    DequantizeRowScaleArgs args{.form = form,
+                                .qdata = arena.input(qdata, shape.qdata),
+                                .scale = arena.input(scale, shape.scale),
+                                .offs = problem.offs_in(arena),
+                                .x = {}};
+    args.x = {format == Format::kBf16 ? static_cast<void*>(arena.output<bf16>(x).data)
+                                      : static_cast<void*>(arena.output<float>(x).data),
+              format, x};
+    dequantize_row_scale(args, exec);
+    return arena.results();
+  };
+  return {"dequantize_row_scale " + p.text.str(), numel(p.x), run};
+}
+
 Case groups_case(Random& random) {
   auto p = random_problem(random, /*may_be_weights=*/false);
   if (p.offs.empty()) p.offs = random_offs(random, p.x[0], 3);
@@ -329,7 +357,8 @@ Case make_case(uint64_t number) {
   if (op < 10) return quantize_case(random);
   if (op < 12) return dequantize_case(random);
   if (op < 14) return requantize_case(random);
-  if (op < 16) return row_scale_case(random);
+  if (op < 15) return row_scale_case(random);
+  if (op < 16) return dequantize_row_scale_case(random);
   if (op < 18) return groups_case(random);
   if (op < 19) return swizzle_case(random);
   return replicate_case(random);

@@ -11,8 +11,8 @@ namespace {
 constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
 
 void check_alignment(std::string_view op, int64_t alignment) {
-  MOXIE_CHECK(alignment >= 1 && alignment <= kInt32Max / kMaxGroups, op,
-              ": alignment must be 1 to ", kInt32Max / kMaxGroups, ", got ", alignment);
+  MOXIE_CHECK(alignment >= 1 && alignment <= kMaxAlignment, op, ": alignment must be 1 to ",
+              kMaxAlignment, ", got ", alignment);
 }
 
 void check_rows(std::string_view op, std::string_view argument, const Shape& shape) {

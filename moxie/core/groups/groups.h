@@ -3,10 +3,14 @@
 #pragma once
 
 #include <cstddef>
+#include <limits>
 
 #include "moxie/core/layout/check.h"
 
 namespace moxie {
+
+// So that no padded end of 1024 groups leaves int32.
+inline constexpr int64_t kMaxAlignment = std::numeric_limits<int32_t>::max() / kMaxGroups;
 
 // A row is bytes here, so every dtype works the same.
 struct PadGroupsArgs {

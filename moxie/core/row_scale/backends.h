@@ -1,7 +1,8 @@
-// The backends of quantize_row_scale; arguments arrive checked. Private to this folder.
+// The backends of quantize_row_scale and dequantize_row_scale; arguments arrive checked. Private to
+// this folder.
 #pragma once
 
-#include "moxie/core/row_scale/row_scale.h"
+#include "moxie/core/row_scale/dequantize_row_scale.h"
 
 namespace moxie {
 
@@ -13,7 +14,8 @@ void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, const Ex
 }
 namespace cuda {
 void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, void* stream);
-}
+void dequantize_row_scale(const DequantizeRowScaleArgs& args, const Panels& panels, void* stream);
+}  // namespace cuda
 
 // Where a panel of the colwise form begins in qdata_t, and the stride between its rows.
 struct RowScalePlace {

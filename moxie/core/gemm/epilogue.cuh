@@ -1,0 +1,138 @@
+// Registers to global memory. bf16 goes through shared memory and the copy engine, 16 rows of a
+// warp at a time, while the next tile is multiplied; f32, and 16 rows that a group ends among, are
+// stored from registers.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include "moxie/core/gemm/mainloop.cuh"
+#include "moxie/core/sm90/stmatrix.cuh"
+
+namespace moxie::sm90 {
+
+__device__ __forceinline__ uint32_t to_bf16_pair(float first, float second) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+__device__ inline float bias_at(const GemmParams& p, int64_t i) {
+  return p.bias_format == Format::kF32
+             ? __ldg(static_cast<const float*>(p.bias) + i)
+             : __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.bias) + i));
+}
+
+template <Ragged kRagged, class Tile, class Out>
+class Epilogue {
+ public:
+  // Neighbouring columns of the result that a thread holds: kernel.cuh, b_map.
+  static constexpr int kRun = sizeof(Out) == 2 ? 2 : 4;
+  static constexpr int kFold = 4 * kRun;
+
+  __device__ Epilogue(const GemmParams& p, GemmShared<Tile>& shared)
+      : p_(p), box_(shared.out[cuda::warp_index()]) {}
+
+  __device__ __forceinline__ void store(const Work& work, Sums<Tile>& sums) const {
+    if (kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
+    if (kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
+      add_bias(work, sums);
+    const int64_t first_row =
+        work.row + (kRagged == Ragged::kDepth ? int64_t{work.group} * p_.m : int64_t{0});
+    const int rows = uniform(work.rows - Rows<Tile>::of_warp(0));  // from this warp's first on
+#pragma unroll
+    for (int wave = 0; wave < Tile::kWaves; ++wave) {
+      const int row = Rows<Tile>::of_warp(wave) - Rows<Tile>::of_warp(0);
+      if (row < rows) {
+        if (sizeof(Out) == 2 && row + StoreBox::kRows <= rows)
+          store_box(first_row + Rows<Tile>::of_warp(wave), work.col, sums[wave]);
+        else
+          store_rows(first_row, work, wave, sums[wave]);
+      }
+    }
+  }
+
+  // Before the CTA ends: its shared memory is read until then.
+  __device__ void finish() const {
+    if (cuda::lane_index() == 0) bulk_wait_group_read<0>();
+  }
+
+ private:
+  static __device__ int column(int chunk) { return chunk * kFold + cuda::lane_index() % 4 * kRun; }
+  // Where wgmma leaves column(chunk) + i of the first or second row.
+  static constexpr __device__ int index(int chunk, int half, int i) {
+    return 4 * (chunk * kRun / 2 + i / 2) + 2 * half + i % 2;
+  }
+
+  __device__ void add_bias(const Work& work, Sums<Tile>& sums) const {
+    const int64_t first = int64_t{work.group} * p_.bias_stride + work.col;
+#pragma unroll
+    for (int chunk = 0; chunk < kTileN / kFold; ++chunk) {
+      if (work.col + column(chunk) >= p_.n) break;
+#pragma unroll
+      for (int i = 0; i < kRun; ++i) {
+        const float bias = bias_at(p_, first + column(chunk) + i);
+#pragma unroll
+        for (auto& wave : sums) wave[index(chunk, 0, i)] += bias, wave[index(chunk, 1, i)] += bias;
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_box(int64_t row, int col, const float (&sums)[64]) const {
+    const int lane = cuda::lane_index(), box_row = lane % 16;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // The store before the last, which had this half, has been read; the last may still be.
+      if (lane == 0) bulk_wait_group_read<1>();
+      __syncwarp();
+      // A matrix of 8 x 8 is 16 bytes of 8 rows; the swizzle moves it by the row.
+#pragma unroll
+      for (int j = 0; j < 8; j += 2) {
+        const int place = (j + lane / 16) ^ box_row % 8;
+        uint32_t pairs[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int at = 32 * half + 4 * j + 2 * i;
+          pairs[i] = to_bf16_pair(sums[at], sums[at + 1]);
+        }
+        stmatrix_x4(box_.half[half] + box_row * StoreBox::kBytes + place * 16, pairs);
+      }
+      fence_proxy_async();
+      __syncwarp();
+      if (lane == 0) {
+        const int byte = 2 * col + half * StoreBox::kBytes;
+        tma_store_2d(&p_.out_map, box_.half[half], byte, static_cast<int>(row));
+        bulk_commit_group();
+      }
+    }
+  }
+
+  __device__ __forceinline__ void store_rows(int64_t first_row, const Work& work, int wave,
+                                             const float (&sums)[64]) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = Rows<Tile>::of_thread(wave) + half * 8;
+      if (row >= work.rows) continue;
+      Out* out = static_cast<Out*>(p_.out) + (first_row + row) * p_.n + work.col;
+#pragma unroll
+      for (int chunk = 0; chunk < kTileN / kFold; ++chunk) {
+        if (work.col + column(chunk) >= p_.n) break;
+        const auto value = [&](int i) { return sums[index(chunk, half, i)]; };
+        Out* to = out + column(chunk);
+        if constexpr (sizeof(Out) == 2) {
+          *reinterpret_cast<uint32_t*>(to) = to_bf16_pair(value(0), value(1));
+        } else {
+          float4 word{value(0), value(1), value(2), value(3)};
+          if (kRagged == Ragged::kDepth && p_.add) {
+            const float4 old = *reinterpret_cast<const float4*>(to);
+            word = {old.x + word.x, old.y + word.y, old.z + word.z, old.w + word.w};
+          }
+          *reinterpret_cast<float4*>(to) = word;
+        }
+      }
+    }
+  }
+
+  const GemmParams& p_;
+  StoreBox& box_;
+};
+
+}  // namespace moxie::sm90

@@ -1,0 +1,38 @@
+#include "moxie/core/gemm/grouped_mm.h"
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/gemm/backends.h"
+
+namespace moxie {
+namespace {
+
+// b is a stack of weights, so its groups are counted; a has rows that fall into as many.
+Panels check(const GroupedMmArgs& args, Backend backend) {
+  const Shape a = args.a.qdata.shape, b = args.b.qdata.shape;
+  const Panels panels = make_panels("grouped_mm", a, args.offs, backend);
+  MOXIE_CHECK(a.dims == 2 && b.dims == 3,
+              "grouped_mm: a must be [rows, k] and b [groups, n, k], got ", a, " and ", b);
+  MOXIE_CHECK(a[1] == b[2], "grouped_mm: a and b must have the same k, got ", a[1], " and ", b[2]);
+  MOXIE_CHECK(b[0] == panels.count, "grouped_mm: b has ", b[0], " matrices for ", panels.count,
+              " groups");
+  check_gemm_operand("grouped_mm", "a", args.a);
+  check_gemm_operand("grouped_mm", "b", args.b);
+  MOXIE_CHECK(args.a.outer_block == 1 || !args.offs,
+              "grouped_mm: with offs a's blocks must be one row tall, got ", args.a.outer_block);
+  check_shape("grouped_mm", "out", args.out.shape, {a[0], b[1]});
+  check_bias("grouped_mm", args.bias, panels.count, b[1]);
+  return panels;
+}
+
+}  // namespace
+
+void grouped_mm(const GroupedMmArgs& args, const Exec& exec) {
+  const Panels panels = check(args, exec.backend);
+  if (exec.backend != Backend::kCuda) return ref::grouped_mm(args, panels);
+  const std::string reason = why_not_sm90(args);
+  MOXIE_CHECK(reason.empty(), "grouped_mm: ", reason);
+  if constexpr (kHasCuda) return sm90::grouped_mm(args, panels, exec.stream);
+  fail_without_cuda("grouped_mm");
+}
+
+}  // namespace moxie

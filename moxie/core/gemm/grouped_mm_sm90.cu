@@ -1,0 +1,42 @@
+#include "moxie/core/gemm/backends.h"
+#include "moxie/core/gemm/kernel.cuh"
+
+namespace moxie::sm90 {
+
+void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
+  const int64_t rows = panels.rows, k = panels.cols, groups = panels.count;
+  const int64_t n = args.out.dim(1), k_blocks = ceil_div<int64_t>(k, kTileK);
+  if (rows == 0) return;
+  if (groups == 0) {
+    const cuda::Launch how{"grouped_mm", stream, 0};
+    return cuda::zero_async(how, args.out.data, rows * n * bytes_of(args.out.format));
+  }
+  const TileChoice tile = choose_tile({.groups = groups, .rows = rows, .n = n, .k = k});
+  const int64_t scales_of_group = ceil_div<int64_t>(n, args.b.outer_block);
+  GemmParams p{};
+  p.a = a_map(args.a.qdata.data, rows, k, tile.rows / kCluster);
+  p.b = b_map(args.b.qdata.data, groups * n, k, args.out.format);
+  p.out_map = out_map(args.out, rows, n);
+  p.scale_a = {&args.a.scale.data->code, rows, k_blocks};
+  p.scale_b = {&args.b.scale.data->code, groups * scales_of_group, k_blocks};
+  p.offs = panels.offs;
+  p.out = args.out.data;
+  if (args.bias) {
+    p.bias = args.bias->data;
+    p.bias_format = args.bias->format;
+    p.bias_stride = args.bias->shape.dims == 2 ? static_cast<int>(n) : 0;
+  }
+  p.groups = static_cast<int>(groups);
+  p.rows = static_cast<int>(rows);
+  p.n = static_cast<int>(n);
+  p.k_blocks = static_cast<int>(k_blocks);
+  p.b_rows_of_group = static_cast<int>(n);
+  p.b_scales_of_group = static_cast<int>(scales_of_group);
+  p.band = tile.band;
+  // Every group and the rows that none covers can waste a tile less one row.
+  const int64_t tiles = ceil_div<int64_t>(rows, tile.rows) + groups + 1;
+  const int64_t pairs = tiles * ceil_div<int64_t>(n, kTileN * kCluster);
+  launch_gemm<Ragged::kRows>({"grouped_mm", stream, pairs}, p, tile, args.out.format);
+}
+
+}  // namespace moxie::sm90

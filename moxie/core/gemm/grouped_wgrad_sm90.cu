@@ -1,0 +1,38 @@
+#include "moxie/core/gemm/backends.h"
+#include "moxie/core/gemm/kernel.cuh"
+
+namespace moxie::sm90 {
+
+// The contraction is a run of k blocks in buffers that all groups share, so one description of each
+// buffer serves every group.
+void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* stream) {
+  const int64_t groups = panels.count, padded = args.a.qdata.dim(1);
+  const int64_t m = args.out.dim(1), n = args.out.dim(2), k_blocks = padded / kTileK;
+  if (groups == 0) return;
+  if (padded == 0) {
+    if (args.sum == Sum::kAdd) return;
+    const cuda::Launch how{"grouped_wgrad", stream, 0};
+    return cuda::zero_async(how, args.out.data, groups * m * n * bytes_of(args.out.format));
+  }
+  const TileChoice tile =
+      choose_tile({.groups = groups, .rows = groups * m, .n = n, .k = ceil_div(padded, groups)});
+  GemmParams p{};
+  p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
+  p.b = b_map(args.b.qdata.data, n, padded, args.out.format);
+  p.out_map = out_map(args.out, groups * m, n);
+  p.scale_a = {&args.a.scale.data->code, m, k_blocks};
+  p.scale_b = {&args.b.scale.data->code, ceil_div<int64_t>(n, args.b.outer_block), k_blocks};
+  p.offs = panels.offs;
+  p.out = args.out.data;
+  p.groups = static_cast<int>(groups);
+  p.rows = static_cast<int>(args.rows);
+  p.m = static_cast<int>(m);
+  p.n = static_cast<int>(n);
+  p.band = tile.band;
+  p.add = args.sum == Sum::kAdd;
+  const int64_t pairs =
+      groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);
+  launch_gemm<Ragged::kDepth>({"grouped_wgrad", stream, pairs}, p, tile, args.out.format);
+}
+
+}  // namespace moxie::sm90

@@ -1,0 +1,127 @@
+// The kernel of both passes, and its launch.
+#pragma once
+
+#include "moxie/core/base/device.h"
+#include "moxie/core/gemm/choose_tile.h"
+#include "moxie/core/gemm/epilogue.cuh"
+#include "moxie/core/sm90/tensor_map.cuh"
+
+namespace moxie::sm90 {
+
+template <Ragged kRagged, class Tile, class Out>
+__global__ __launch_bounds__(kGemmThreads,
+                             1) void gemm_kernel(const __grid_constant__ GemmParams p) {
+  using Shared = GemmShared<Tile>;
+  using MyEpilogue = Epilogue<kRagged, Tile, Out>;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
+  const int warp = uniform(cuda::warp_index());
+  const int cta_in_pair = static_cast<int>(cluster_cta_rank());
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Tile::kStages; ++i) {
+      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
+    }
+    for (int i = 0; i < Shared::kWorks; ++i) {
+      mbarrier_init(&shared.work_full[i], 1);
+      mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+    }
+    fence_mbarrier_init();
+    prefetch_tensormap(&p.a);
+    prefetch_tensormap(&p.b);
+    if (sizeof(Out) == 2) prefetch_tensormap(&p.out_map);
+  }
+  __syncthreads();
+  cluster_sync();
+
+  // 168 registers per thread to begin with; 128 * (40 + 2 * 232) is what the file has.
+  if (warp >= kConsumerWarps) {
+    setmaxnreg_dec<40>();
+    if (warp == kConsumerWarps) {
+      if (elect_one()) produce<MyEpilogue::kFold>(p, shared, cta_in_pair);
+    } else if (warp == kConsumerWarps + 1) {
+      schedule<kRagged>(p, shared, cta_in_pair);
+    }
+  } else {
+    setmaxnreg_inc<232>();
+    const MyEpilogue epilogue(p, shared);
+    Consumer<kRagged, Tile> consumer(p, shared);
+    consumer.run([&](const Work& work, Sums<Tile>& sums) { epilogue.store(work, sums); });
+    epilogue.finish();
+  }
+  cluster_sync();  // a CTA that ended could no longer be told that a stage is free
+}
+
+// a [outer, k]: rows of 128 along k, as many as one CTA of the pair loads.
+inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
+  return make_tensor_map<2>({.data = data,
+                             .size = {uint64_t(k), uint64_t(outer)},
+                             .stride = {uint64_t(k)},
+                             .box = {kTileK, uint32_t(rows)}});
+}
+
+// b [outer, k], its rows loaded in another order. Of each fold = 4 * run rows, wgmma gives lane q
+// (of four) columns 8j + 2q and 8j + 2q + 1 for every j; row run * q + 2j + e is put there, so that
+// its results are `run` neighbours. A run of 2 is the order they have.
+inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out) {
+  const auto row = static_cast<uint64_t>(k);
+  const uint32_t run = out == Format::kBf16 ? 2 : 4, fold = 4 * run;
+  return make_tensor_map<5>({.data = data,
+                             .size = {row, 2, 4, fold / 8, uint64_t(outer) / fold},
+                             .stride = {row, row * run, row * 2, row * fold},
+                             .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
+}
+
+// out [rows, n] in bf16, in bytes: half of a StoreBox.
+inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
+  if (out.format != Format::kBf16) return {};
+  const auto row = static_cast<uint64_t>(2 * n);
+  return make_tensor_map<2>({.data = out.data,
+                             .size = {row, uint64_t(rows)},
+                             .stride = {row},
+                             .box = {StoreBox::kBytes, StoreBox::kRows}});
+}
+
+struct GemmLaunch {
+  std::string_view op;
+  void* stream;
+  int64_t pairs;  // of CTAs that there can be work for
+};
+
+template <Ragged kRagged, class Tile, class Out>
+void launch_tile(const GemmLaunch& how, const GemmParams& params) {
+  const auto kernel = gemm_kernel<kRagged, Tile, Out>;
+  constexpr int kShared = sizeof(GemmShared<Tile>);
+  int device = 0, sms = 0;
+  MOXIE_CUDA_CHECK(how.op, cudaGetDevice(&device));
+  const int capability = compute_capability(device);
+  MOXIE_CHECK(capability == 90, how.op, ": the Hopper kernel needs compute capability 9.0, got ",
+              capability / 10, ".", capability % 10);
+  MOXIE_CUDA_CHECK(how.op, cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
+  MOXIE_CUDA_CHECK(
+      how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  cudaLaunchAttribute cluster{};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchConfig_t config{};
+  config.gridDim.x = static_cast<unsigned>(min<int64_t>(sms / kCluster, how.pairs) * kCluster);
+  config.blockDim.x = kGemmThreads;
+  config.dynamicSmemBytes = kShared;
+  config.stream = static_cast<cudaStream_t>(how.stream);
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, params));
+}
+
+template <Ragged kRagged>
+void launch_gemm(const GemmLaunch& how, const GemmParams& params, const TileChoice& tile,
+                 Format out) {
+  const auto with_tile = [&]<class Tile>() {
+    if (out == Format::kF32) return launch_tile<kRagged, Tile, float>(how, params);
+    return launch_tile<kRagged, Tile, __nv_bfloat16>(how, params);
+  };
+  if (tile.rows == GemmTile<2>::kM) return with_tile.template operator()<GemmTile<2>>();
+  return with_tile.template operator()<GemmTile<1>>();
+}
+
+}  // namespace moxie::sm90

@@ -1,0 +1,41 @@
+// product: the three passes over operands in bf16 or f32, products and sums in f32 or better:
+//   forward  out[r, n]    = sum over k of a[r, k] * b[g, n, k]  (+ bias)      for r in group g
+//   dgrad    out[r, k]    = sum over n of a[r, n] * b[g, n, k]
+//   wgrad    out[g, n, k] = sum over r in group g of a[r, n] * b[r, k]
+// Plain kernels for what the machine's own grouped product does not take: any sizes, empty groups,
+// f32 results, sums into a gradient. Deterministic.
+#pragma once
+
+#include "moxie/core/gemm/grouped_wgrad.h"
+
+namespace moxie {
+
+enum class Pass : uint8_t { kForward, kDgrad, kWgrad };
+
+constexpr const char* name(Pass pass) {
+  return pass == Pass::kForward ? "forward" : pass == Pass::kDgrad ? "dgrad" : "wgrad";
+}
+
+struct ProductArgs {
+  Pass pass = Pass::kForward;
+  ConstFloatView a;                                   // [R, K], [R, N], [R, N]
+  ConstFloatView b;                                   // [G, N, K], [G, N, K], [R, K]; a's format
+  OptionalOffs offs = std::nullopt;                   // [G]; absent: one group
+  std::optional<ConstFloatView> bias = std::nullopt;  // forward: [N] or [G, N]
+  FloatView out = {};         // [R, N], [R, K], [G, N, K]; rows that no group covers are 0
+  Sum sum = Sum::kOverwrite;  // wgrad: kAdd needs f32
+};
+
+// Backends: ref and cuda (the torch layer has the CPU's own product).
+void product(const ProductArgs& args, const Exec& exec);
+
+// What a product of another library leaves to do: rows of out past offs[-1] become 0, and every
+// other gets the bias of its group.
+struct FinishRowsArgs {
+  View<const int32_t> offs;                           // [G]
+  std::optional<ConstFloatView> bias = std::nullopt;  // [C] or [G, C]
+  FloatView out = {};                                 // [R, C]
+};
+void finish_rows(const FinishRowsArgs& args, const Exec& exec);
+
+}  // namespace moxie

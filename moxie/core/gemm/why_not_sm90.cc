@@ -1,0 +1,80 @@
+// What the Hopper kernel needs, in words. Pure, and in every build: a CPU can ask too.
+#include <sstream>
+
+#include "moxie/core/gemm/grouped_mm.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
+
+namespace moxie {
+namespace {
+
+template <class... Parts>
+std::string text(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return out.str();
+}
+
+constexpr int kAlignment = 16;  // bytes, of what the copy engine reads and of 16-byte stores
+
+bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
+
+std::string why_not_blocks(const char* name, const GemmOperand& operand, int outer_block) {
+  if (operand.outer_block == outer_block && operand.k_block == 128) return "";
+  return text("the Hopper kernel needs ", name, " in blocks of ", outer_block,
+              " x 128 (outer x k), got ", operand.outer_block, " x ", operand.k_block);
+}
+
+std::string why_not_size(const char* name, int64_t size) {
+  if (size > 0 && size % 16 == 0) return "";
+  return text("the Hopper kernel needs ", name, " to be a multiple of 16, got ", size);
+}
+
+std::string why_not_aligned(const char* name, const void* data) {
+  if (is_aligned(data)) return "";
+  return text("the Hopper kernel needs ", name, " to start at a multiple of ", kAlignment,
+              " bytes, got ", data);
+}
+
+// Coordinates of the copy engine are 32-bit.
+std::string why_not_count(const char* name, int64_t count) {
+  if (count < (int64_t{1} << 31) - 1024) return "";
+  return text("the Hopper kernel needs fewer than 2^31 - 1024 ", name, ", got ", count);
+}
+
+std::string first_of(std::initializer_list<std::string> reasons) {
+  for (const std::string& reason : reasons)
+    if (!reason.empty()) return reason;
+  return "";
+}
+
+}  // namespace
+
+std::string why_not_sm90(const GroupedMmArgs& args) {
+  return first_of({
+      why_not_blocks("a", args.a, 1),
+      why_not_blocks("b", args.b, 128),
+      why_not_size("n", args.b.qdata.dim(-2)),
+      why_not_size("k", args.b.qdata.dim(-1)),
+      why_not_count("rows", args.a.qdata.dim(0)),
+      why_not_count("rows of b", args.b.qdata.shape[0] * args.b.qdata.dim(-2)),
+      why_not_aligned("a", args.a.qdata.data),
+      why_not_aligned("b", args.b.qdata.data),
+      why_not_aligned("out", args.out.data),
+  });
+}
+
+std::string why_not_sm90(const GroupedWgradArgs& args) {
+  return first_of({
+      why_not_blocks("a", args.a, 1),
+      why_not_blocks("b", args.b, 32),
+      why_not_size("n", args.a.qdata.dim(0)),
+      why_not_size("k", args.b.qdata.dim(0)),
+      why_not_count("padded rows", args.a.qdata.dim(1)),
+      why_not_count("rows of all results", args.out.shape[0] * args.out.shape[1]),
+      why_not_aligned("a", args.a.qdata.data),
+      why_not_aligned("b", args.b.qdata.data),
+      why_not_aligned("out", args.out.data),
+  });
+}
+
+}  // namespace moxie

@@ -1,0 +1,63 @@
+// The bulk tensor copy engine: boxes of a tensor described on the host (tensor_map.cuh) into shared
+// memory, completing on an mbarrier. Coordinates are innermost first.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+#include "moxie/core/sm90/mbarrier.cuh"
+
+namespace moxie::sm90 {
+
+__device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
+}
+
+// Into the same place of every CTA of the cluster whose bit is set in ctas; each one's barrier
+// counts the bytes.
+__device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, uint64_t* barrier,
+                                                      void* smem, int32_t x, int32_t y,
+                                                      uint16_t ctas) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "h"(ctas)
+      : "memory");
+}
+
+// A box that starts at 0 in the three dimensions between the first and the last.
+__device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* barrier, void* smem,
+                                            int32_t first, int32_t last) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %5, %5, %5, %4}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(first), "r"(last), "r"(0)
+      : "memory");
+}
+
+// Shared memory to a box of the tensor. Whoever wrote there called fence_proxy_async() since.
+__device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* smem, int32_t x,
+                                             int32_t y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map),
+      "r"(smem_address(smem)), "r"(x), "r"(y)
+      : "memory");
+}
+
+__device__ __forceinline__ void bulk_commit_group() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until at most kPending of this thread's groups of stores still read shared memory.
+template <int kPending>
+__device__ __forceinline__ void bulk_wait_group_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+
+// Orders ordinary writes to shared memory before the copy engine's reads of it.
+__device__ __forceinline__ void fence_proxy_async() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace moxie::sm90

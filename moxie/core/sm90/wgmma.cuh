@@ -1,0 +1,72 @@
+// wgmma: one warpgroup multiplies a 64 x 32 tile of A with a 32 x n tile of B, both e4m3, K-major
+// and in 128-byte swizzled shared memory, into f32 registers.
+#pragma once
+
+#include <cstdint>
+
+#include "moxie/core/sm90/mbarrier.cuh"
+
+namespace moxie::sm90 {
+
+// The descriptor of a K-major operand whose rows are 128 bytes, swizzled as TMA writes them. Eight
+// rows make one 1024-byte pattern, which is the stride from one eight to the next. smem is
+// 1024-aligned; adding byte / 16 to a descriptor moves along K.
+__device__ __forceinline__ uint64_t wgmma_descriptor(const void* smem) {
+  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
+  constexpr uint64_t kStride = uint64_t{1024 >> 4} << 32;
+  constexpr uint64_t kLeading = uint64_t{1} << 16;  // not used by swizzled K-major operands
+  return kSwizzle128 | kStride | kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
+}
+
+__device__ __forceinline__ void wgmma_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void wgmma_commit_group() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving reads of an accumulator above the wait for it.
+template <int kCount>
+__device__ __forceinline__ void keep_in_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// d = A * B + (accumulate ? d : 0). Thread t of the warpgroup holds rows t / 4 % 8 and that plus 8
+// of the 16 rows of its warp: d[4j], d[4j + 1] are columns 8j + t % 4 * 2 and the next of the first
+// row, d[4j + 2], d[4j + 3] those of the second.
+__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint64_t a, uint64_t b,
+                                                 bool accumulate) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3 {"
+      "%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, "
+      "%24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, "
+      "%40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, "
+      "%56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1;\n"
+      "}"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]),
+        "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]),
+        "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]),
+        "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]),
+        "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]),
+        "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]),
+        "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
+        "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
+        "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
+        "+f"(d[63])
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+}
+
+}  // namespace moxie::sm90

@@ -1,0 +1,50 @@
+#include "moxie/core/swiglu/swiglu.h"
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/layout/check.h"
+#include "moxie/core/swiglu/backends.h"
+
+namespace moxie {
+namespace {
+
+void check_h(const char* op, const ConstFloatView& h) {
+  MOXIE_CHECK(h.shape.dims == 2 && h.dim(1) % 2 == 0, op,
+              ": h must be [rows, 2 * hidden_dim], got ", h.shape);
+}
+
+void check_format(const char* op, const char* argument, Format format, Format expected) {
+  MOXIE_CHECK(format == expected, op, ": ", argument, " must be ", name(expected), " as h, got ",
+              name(format));
+}
+
+}  // namespace
+
+void swiglu(const SwigluArgs& args, const Exec& exec) {
+  check_h("swiglu", args.h);
+  check_shape("swiglu", "a", args.a.shape, {args.h.dim(0), args.h.dim(1) / 2});
+  check_format("swiglu", "a", args.a.format, args.h.format);
+  switch (exec.backend) {
+    case Backend::kRef: return ref::swiglu(args);
+    case Backend::kCpu: return cpu::swiglu(args, exec);
+    case Backend::kCuda:
+      if constexpr (kHasCuda) return cuda::swiglu(args, exec.stream);
+  }
+  fail_without_cuda("swiglu");
+}
+
+void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
+  check_h("swiglu_backward", args.h);
+  check_shape("swiglu_backward", "da", args.da.shape, {args.h.dim(0), args.h.dim(1) / 2});
+  check_shape("swiglu_backward", "dh", args.dh.shape, args.h.shape);
+  check_format("swiglu_backward", "da", args.da.format, args.h.format);
+  check_format("swiglu_backward", "dh", args.dh.format, args.h.format);
+  switch (exec.backend) {
+    case Backend::kRef: return ref::swiglu_backward(args);
+    case Backend::kCpu: return cpu::swiglu_backward(args, exec);
+    case Backend::kCuda:
+      if constexpr (kHasCuda) return cuda::swiglu_backward(args, exec.stream);
+  }
+  fail_without_cuda("swiglu_backward");
+}
+
+}  // namespace moxie

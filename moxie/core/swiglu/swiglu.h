@@ -1,0 +1,26 @@
+// swiglu: h [R, 2F] holds gate [R, F] beside up [R, F],
+//   a = silu(gate) * up,   silu(z) = z / (1 + e^-z)
+// in f32, rounded once. NUMERICS.md, section 8.
+#pragma once
+
+#include "moxie/core/base/exec.h"
+#include "moxie/core/base/view.h"
+#include "moxie/core/format/bf16.h"
+
+namespace moxie {
+
+struct SwigluArgs {
+  ConstFloatView h;  // [R, 2F]
+  FloatView a;       // [R, F]; the format of h
+};
+void swiglu(const SwigluArgs& args, const Exec& exec);
+
+// dh from da and h; every one of one format.
+struct SwigluBackwardArgs {
+  ConstFloatView da;  // [R, F]
+  ConstFloatView h;   // [R, 2F]
+  FloatView dh;       // [R, 2F]
+};
+void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,51 @@
+#include "moxie/core/base/parallel.h"
+#include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/swiglu/backends.h"
+
+#define MOXIE_ISA_BODY "moxie/core/swiglu/swiglu_cpu.inc"
+#include "moxie/core/simd/foreach_isa.h"
+
+namespace moxie::cpu {
+namespace {
+
+// Rows per range of work: 16k elements, below which waking a thread costs more than it saves.
+int64_t grain_of(int64_t width) { return max<int64_t>(1, (16 << 10) / max<int64_t>(width, 1)); }
+
+template <class T>
+void swiglu_as(const SwigluArgs& args, const Exec& exec) {
+  const auto kernel = pick_isa("swiglu", exec, MOXIE_EACH_ISA(swiglu_rows<T>));
+  const int64_t width = args.a.dim(1);
+  parallel_for(exec, args.a.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
+    kernel(static_cast<const T*>(args.h.data) + begin * 2 * width,
+           static_cast<T*>(args.a.data) + begin * width, end - begin, width);
+  });
+}
+
+template <class T>
+void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
+  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(swiglu_backward_rows<T>));
+  const int64_t width = args.da.dim(1);
+  parallel_for(exec, args.da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
+    kernel(static_cast<const T*>(args.da.data) + begin * width,
+           static_cast<const T*>(args.h.data) + begin * 2 * width,
+           static_cast<T*>(args.dh.data) + begin * 2 * width, end - begin, width);
+  });
+}
+
+}  // namespace
+
+void swiglu(const SwigluArgs& args, const Exec& exec) {
+  if (args.h.format == Format::kBf16)
+    swiglu_as<bf16>(args, exec);
+  else
+    swiglu_as<float>(args, exec);
+}
+
+void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
+  if (args.h.format == Format::kBf16)
+    swiglu_backward_as<bf16>(args, exec);
+  else
+    swiglu_backward_as<float>(args, exec);
+}
+
+}  // namespace moxie::cpu

@@ -1,0 +1,45 @@
+// The choice of a tile is data: it can be tested, and read, without a GPU.
+#include "moxie/core/gemm/choose_tile.h"
+
+#include <gtest/gtest.h>
+
+namespace moxie {
+namespace {
+
+TileChoice choose(int64_t groups, int64_t rows, int64_t n, int64_t k) {
+  return choose_tile({.groups = groups, .rows = rows, .n = n, .k = k});
+}
+
+TEST(ChooseTile, TakesTheTallTileWhereRowsAreMany) {
+  EXPECT_EQ(choose(8, 131072, 8192, 5120).rows, 256);
+  EXPECT_EQ(choose(8, 131072, 2048, 7168).rows, 256);
+  EXPECT_EQ(choose(8, 131072, 7168, 2048).rows, 256);
+  EXPECT_EQ(choose(32, 65536, 2048, 7168).rows, 256);
+  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384).rows, 256) << "wgrad";
+}
+
+TEST(ChooseTile, TakesTheFlatTileWhereGroupsAreSmallOrTilesFew) {
+  EXPECT_EQ(choose(256, 256 * 64, 2048, 7168).rows, 128) << "half of a tall tile would be empty";
+  EXPECT_EQ(choose(1, 1024, 1024, 1024).rows, 128) << "16 tall pairs, 32 flat ones";
+}
+
+TEST(ChooseTile, KeepsABandOfColumnsInCache) {
+  EXPECT_EQ(choose(8, 131072, 7168, 2048).band, 28) << "all of b fits";
+  const TileChoice wide = choose(8, 131072, 16384, 16384);
+  EXPECT_GE(wide.band, 8);
+  EXPECT_LT(wide.band, 64);
+  EXPECT_EQ(choose(1, 128, 16, 16).band, 1);
+}
+
+TEST(ChooseTile, TakesAnyProblem) {
+  for (const int64_t groups : {1, 7, 1024})
+    for (const int64_t rows : {0, 1, 100000})
+      for (const int64_t n : {16, 4096}) {
+        const TileChoice tile = choose(groups, rows, n, 0);
+        EXPECT_TRUE(tile.rows == 128 || tile.rows == 256);
+        EXPECT_GE(tile.band, 1);
+      }
+}
+
+}  // namespace
+}  // namespace moxie

@@ -1,0 +1,437 @@
+// The Hopper GEMMs against sums in f64, on problems that are small and awkward. Without a device of
+// compute capability 9.0 only what is refused, and why, is tested.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <sstream>
+
+#include "moxie/core/base/device.h"
+#include "moxie/core/gemm/grouped_mm.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
+#include "tests/support/arena.h"
+#include "tests/support/random.h"
+
+namespace moxie::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+bool has_hopper() { return has_cuda_device() && compute_capability(0) == 90; }
+
+#define MOXIE_NEEDS_HOPPER() \
+  if (!has_hopper()) GTEST_SKIP() << "no device of compute capability 9.0"
+
+// ---- operands ----------------------------------------------------------------------------------
+
+// What the scales of a problem look like. The products of all but kCalm leave the range in which
+// exponents can simply be added.
+enum class Codes { kCalm, kLowTimesHigh, kHighTimesLow, kSomeZero, kEdges, kSomeNan };
+constexpr int kNumCodes = 6;
+
+uint8_t random_code(Random& random, Codes codes, bool is_a) {
+  const auto around = [&](int low, int high) {
+    return static_cast<uint8_t>(random.between(low, high));
+  };
+  switch (codes) {
+    case Codes::kCalm: return around(125, 128);
+    case Codes::kLowTimesHigh: return is_a ? around(0, 3) : around(240, 243);
+    case Codes::kHighTimesLow: return is_a ? around(251, 254) : around(0, 3);
+    case Codes::kSomeZero: return random.chance(5) ? 0 : around(125, 128);
+    case Codes::kEdges: return is_a ? around(62, 65) : around(189, 192);
+    case Codes::kSomeNan: return is_a && random.chance(1) ? kE8m0Nan : around(125, 128);
+  }
+  return 127;
+}
+
+struct Matrix {
+  int64_t count, outer, k;  // a stack of `count`
+  int outer_block;
+  std::vector<e4m3> qdata;
+  std::vector<e8m0> scale;
+
+  int64_t scale_cols() const { return ceil_div<int64_t>(k, 128); }
+  double at(int64_t g, int64_t i, int64_t j) const {
+    const int64_t row = g * ceil_div<int64_t>(outer, outer_block) + i / outer_block;
+    const e8m0 code = scale[row * scale_cols() + j / 128];
+    if (code.code == kE8m0Nan) return NAN;
+    return std::ldexp(double{to_float(qdata[(g * outer + i) * k + j])}, code.code - 127);
+  }
+  std::vector<double> decode() const {
+    std::vector<double> values;
+    values.reserve(count * outer * k);
+    for (int64_t g = 0; g < count; ++g)
+      for (int64_t i = 0; i < outer; ++i)
+        for (int64_t j = 0; j < k; ++j) values.push_back(at(g, i, j));
+    return values;
+  }
+};
+
+Matrix random_matrix(Random& random, Shape shape, int outer_block, Codes codes, bool is_a) {
+  Matrix m{shape[0], shape[1], shape[2], outer_block, {}, {}};
+  m.qdata.resize(numel(shape));
+  for (e4m3& q : m.qdata) {
+    q = to_e4m3(random_value(random, Data::kGaussianLike));
+    if (codes == Codes::kSomeNan && is_a && random.below(5000) == 0) q.bits = kE4m3Nan;
+  }
+  m.scale.resize(m.count * ceil_div<int64_t>(m.outer, outer_block) * m.scale_cols());
+  for (e8m0& scale : m.scale) scale.code = random_code(random, codes, is_a);
+  return m;
+}
+
+GemmOperand operand_in(Arena& arena, const Matrix& m, bool stack) {
+  const int64_t rows = ceil_div<int64_t>(m.outer, m.outer_block);
+  const Shape q = stack ? Shape{m.count, m.outer, m.k} : Shape{m.outer, m.k};
+  const Shape s = stack ? Shape{m.count, rows, m.scale_cols()} : Shape{rows, m.scale_cols()};
+  return {arena.input(m.qdata, q), arena.input(m.scale, s), m.outer_block, 128};
+}
+
+struct Span {
+  int64_t begin, rows, padded;
+};
+
+std::vector<Span> spans_of(const std::vector<int32_t>& offs, int64_t rows) {
+  const Panels panels{.rows = rows,
+                      .cols = 0,
+                      .count = static_cast<int64_t>(offs.size()),
+                      .offs = offs.data(),
+                      .weights = false};
+  std::vector<Span> spans;
+  Panel panel = first_panel();
+  for (size_t g = 0; g < offs.size(); ++g) {
+    panel = next_panel(panels, panel, 128);
+    spans.push_back({panel.begin, panel.rows, panel.padded});
+  }
+  return spans;
+}
+
+// ---- results -----------------------------------------------------------------------------------
+
+std::vector<float> floats(const std::vector<uint8_t>& bytes, Format format) {
+  std::vector<float> values(bytes.size() / bytes_of(format));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (format == Format::kF32) {
+      std::memcpy(&values[i], &bytes[4 * i], 4);
+    } else {
+      bf16 value;
+      std::memcpy(&value, &bytes[2 * i], 2);
+      values[i] = to_float(value);
+    }
+  }
+  return values;
+}
+
+// Tensor cores keep about 14 bits of a sum while they are at it, promoted every 128 of k: at least
+// 70 dB. A bf16 result must be the f32 one rounded: within half a unit in its last place of eight
+// bits, and so 54.5 dB or more from the exact sum where there are enough results to speak of.
+void expect_close(const std::vector<double>& expected, const std::vector<float>& actual,
+                  Format format) {
+  ASSERT_EQ(expected.size(), actual.size());
+  double signal = 0, noise = 0, rounding = 0;
+  for (size_t i = 0; i < expected.size(); ++i) {
+    ASSERT_EQ(std::isnan(expected[i]), std::isnan(actual[i])) << "element " << i;
+    ASSERT_FALSE(std::isinf(actual[i])) << "element " << i;
+    if (std::isnan(expected[i])) continue;
+    // In units that neither vanish nor overflow when squared.
+    const double e = std::ldexp(expected[i], 40), difference = std::ldexp(actual[i], 40) - e;
+    const double rounded = to_float(to_bf16(static_cast<float>(expected[i])));
+    signal += e * e, noise += difference * difference;
+    rounding += std::pow(std::ldexp(rounded - expected[i], 40), 2);
+  }
+  if (noise == 0) return;
+  const double decibels = 10 * std::log10(signal / noise);
+  if (format == Format::kF32) {
+    EXPECT_GE(decibels, 70);
+  } else {
+    const double best = rounding > 0 ? 10 * std::log10(signal / rounding) : 100;
+    EXPECT_GE(decibels, std::min(best - 0.5, 54.5)) << "rounding alone leaves " << best;
+  }
+}
+
+struct Case {
+  std::string name;
+  int64_t rows = 0, n = 0, k = 0;
+  std::vector<int32_t> offs;
+  Codes codes = Codes::kCalm;
+  Format out = Format::kBf16;
+  int bias = 0;  // 0: none; 1: [N]; 2: [G, N]
+  Format bias_format = Format::kBf16;
+  Sum sum = Sum::kOverwrite;
+};
+
+FloatView float_output(Arena& arena, Format format, Shape shape) {
+  void* data = format == Format::kF32 ? static_cast<void*>(arena.output<float>(shape).data)
+                                      : arena.output<bf16>(shape).data;
+  return {data, format, shape};
+}
+
+OptionalOffs offs_in(Arena& arena, const std::vector<int32_t>& offs) {
+  if (offs.empty()) return std::nullopt;
+  return arena.input(offs, {static_cast<int64_t>(offs.size())});
+}
+
+void run_mm(const Case& c, uint64_t seed) {
+  SCOPED_TRACE(c.name);
+  Random random(seed);
+  const int64_t groups = std::max<size_t>(c.offs.size(), 1);
+  std::vector<int32_t> ends = c.offs;
+  if (ends.empty()) ends = {static_cast<int32_t>(c.rows)};
+  const auto spans = spans_of(ends, c.rows);
+  Matrix a = random_matrix(random, {1, c.rows, c.k}, 1, c.codes, true);
+  const Matrix b = random_matrix(random, {groups, c.n, c.k}, 128, c.codes, false);
+  for (int64_t r = spans.back().begin + spans.back().rows; r < c.rows; ++r) {
+    std::fill_n(a.qdata.begin() + r * c.k, c.k, e4m3{kE4m3Nan});
+    std::fill_n(a.scale.begin() + r * a.scale_cols(), a.scale_cols(), e8m0{kE8m0Nan});
+  }
+  const auto bias_values = random_values<bf16>(random, groups * c.n, Data::kGaussianLike);
+
+  const auto x = a.decode(), w = b.decode();
+  std::vector<double> expected(c.rows * c.n);
+  for (int64_t g = 0; g < groups; ++g)
+    for (int64_t r = spans[g].begin; r < spans[g].begin + spans[g].rows; ++r)
+      for (int64_t n = 0; n < c.n; ++n) {
+        double sum = 0;
+        for (int64_t k = 0; k < c.k; ++k) sum += x[r * c.k + k] * w[(g * c.n + n) * c.k + k];
+        if (c.bias) sum += to_float(bias_values[(c.bias == 2 ? g * c.n : 0) + n]);
+        expected[r * c.n + n] = sum;
+      }
+
+  std::vector<uint8_t> results[2];
+  for (auto& result : results) {
+    Arena arena(Backend::kCuda);
+    GroupedMmArgs args{.a = operand_in(arena, a, false), .b = operand_in(arena, b, true)};
+    args.offs = offs_in(arena, c.offs);
+    if (c.bias) {
+      const Shape shape = c.bias == 2 ? Shape{groups, c.n} : Shape{c.n};
+      const std::vector<bf16> some(bias_values.begin(), bias_values.begin() + numel(shape));
+      std::vector<float> wide;
+      for (const bf16 value : some) wide.push_back(to_float(value));
+      const void* data = c.bias_format == Format::kF32
+                             ? static_cast<const void*>(arena.input(wide, shape).data)
+                             : arena.input(some, shape).data;
+      args.bias = ConstFloatView{data, c.bias_format, shape};
+    }
+    args.out = float_output(arena, c.out, {c.rows, c.n});
+    grouped_mm(args, {.backend = Backend::kCuda});
+    result = arena.results()[0];
+  }
+  EXPECT_EQ(results[0], results[1]) << "two runs differ";
+  expect_close(expected, floats(results[0], c.out), c.out);
+}
+
+void run_wgrad(const Case& c, uint64_t seed) {
+  SCOPED_TRACE(c.name);
+  Random random(seed);
+  const int64_t groups = std::max<size_t>(c.offs.size(), 1);
+  std::vector<int32_t> ends = c.offs;
+  if (ends.empty()) ends = {static_cast<int32_t>(c.rows)};
+  const auto spans = spans_of(ends, c.rows);
+  const int64_t padded = padded_rows<int64_t>(c.rows, groups, 128);
+  Matrix a = random_matrix(random, {1, c.n, padded}, 1, c.codes, true);
+  Matrix b = random_matrix(random, {1, c.k, padded}, 32, c.codes, false);
+  for (Matrix* m : {&a, &b})
+    for (int64_t i = 0; i < m->outer; ++i) {
+      auto row = m->qdata.begin() + i * padded;
+      auto codes = m->scale.begin() + i / m->outer_block * m->scale_cols();
+      int64_t end = 0;
+      for (const Span& s : spans) {
+        end = s.padded + round_up<int64_t>(s.rows, 128);
+        std::fill(row + s.padded + s.rows, row + end, e4m3{0});
+      }
+      std::fill(row + end, row + padded, e4m3{kE4m3Nan});
+      std::fill(codes + end / 128, codes + padded / 128, e8m0{kE8m0Nan});
+    }
+
+  const std::vector<float> old = random_values<float>(random, 1, Data::kGaussianLike);
+  const auto dy = a.decode(), x = b.decode();
+  std::vector<double> expected(groups * c.n * c.k);
+  for (int64_t g = 0; g < groups; ++g)
+    for (int64_t n = 0; n < c.n; ++n)
+      for (int64_t k = 0; k < c.k; ++k) {
+        double sum = c.sum == Sum::kAdd ? old[0] : 0;
+        for (int64_t r = spans[g].padded; r < spans[g].padded + spans[g].rows; ++r)
+          sum += dy[n * padded + r] * x[k * padded + r];
+        expected[(g * c.n + n) * c.k + k] = sum;
+      }
+
+  std::vector<uint8_t> results[2];
+  for (auto& result : results) {
+    Arena arena(Backend::kCuda);
+    GroupedWgradArgs args{.a = operand_in(arena, a, false),
+                          .b = operand_in(arena, b, false),
+                          .rows = c.rows,
+                          .offs = offs_in(arena, c.offs),
+                          .out = float_output(arena, c.out, {groups, c.n, c.k}),
+                          .sum = c.sum};
+    if (c.sum == Sum::kAdd) {
+      const std::vector<float> all(numel(args.out.shape), old[0]);
+      copy_to_device(args.out.data, all.data(), all.size() * sizeof(float));
+    }
+    grouped_wgrad(args, {.backend = Backend::kCuda});
+    result = arena.results()[0];
+  }
+  EXPECT_EQ(results[0], results[1]) << "two runs differ";
+  expect_close(expected, floats(results[0], c.out), c.out);
+}
+
+// ---- problems ----------------------------------------------------------------------------------
+
+Case random_case(uint64_t number, bool wgrad) {
+  Random random(number);
+  Case c;
+  const int64_t groups = random.pick<int64_t>({0, 1, 2, 3, 5, 8, 17, 40, 300});
+  c.rows = random.pick<int64_t>({1, 64, 127, 128, 129, 255, 256, 300, 513, 700});
+  if (groups > 0) {
+    c.offs = random_offs(random, c.rows, groups);
+    if (groups > 10) c.rows = std::max<int64_t>(c.rows, 300);
+  }
+  c.n = 16 * random.pick<int64_t>({1, 2, 3, 7, 8, 9, 16, 17, 20});
+  c.k = 16 * random.pick<int64_t>({1, 3, 8, 9, 16, 31, 32, 33, 45});
+  if (groups > 20) c.n = std::min<int64_t>(c.n, 48);
+  if (groups > 20 && wgrad) c.k = std::min<int64_t>(c.k, 48);
+  c.codes = static_cast<Codes>(number % kNumCodes);
+  c.out = random.chance(50) ? Format::kBf16 : Format::kF32;
+  const bool tiny = c.codes == Codes::kLowTimesHigh || c.codes == Codes::kHighTimesLow;
+  c.bias = tiny ? 0 : static_cast<int>(random.below(3));
+  if (groups == 0) c.bias = std::min(c.bias, 1);
+  c.bias_format = random.chance(50) ? Format::kBf16 : Format::kF32;
+  c.sum = c.out == Format::kF32 && random.chance(50) ? Sum::kAdd : Sum::kOverwrite;
+  std::ostringstream name;
+  name << "case " << number << ": rows " << c.rows << " n " << c.n << " k " << c.k << " groups "
+       << groups << " codes " << number % kNumCodes << " out " << moxie::name(c.out) << " bias "
+       << c.bias << " add " << (c.sum == Sum::kAdd);
+  c.name = name.str();
+  return c;
+}
+
+constexpr uint64_t kFuzzCases = 120;
+
+TEST(GroupedMmSm90, IsCloseToTheSumInF64OnRandomProblems) {
+  MOXIE_NEEDS_HOPPER();
+  for (uint64_t number = 0; number < kFuzzCases; ++number)
+    run_mm(random_case(number, false), number);
+}
+
+TEST(GroupedWgradSm90, IsCloseToTheSumInF64OnRandomProblems) {
+  MOXIE_NEEDS_HOPPER();
+  for (uint64_t number = 0; number < kFuzzCases; ++number)
+    run_wgrad(random_case(number, true), number);
+}
+
+// Large enough that the tall tile is chosen and each pair of CTAs takes several tiles.
+TEST(GroupedMmSm90, WalksThroughManyTiles) {
+  MOXIE_NEEDS_HOPPER();
+  for (const Format out : {Format::kBf16, Format::kF32})
+    run_mm({.name = "many",
+            .rows = 9000,
+            .n = 1040,
+            .k = 144,
+            .offs = {100, 100, 5000, 8999},
+            .out = out},
+           7);
+}
+
+TEST(GroupedWgradSm90, WalksThroughManyTiles) {
+  MOXIE_NEEDS_HOPPER();
+  for (const Format out : {Format::kBf16, Format::kF32})
+    run_wgrad({.name = "many",
+               .rows = 700,
+               .n = 1056,
+               .k = 1040,
+               .offs = {10, 10, 333, 461, 461, 700},
+               .out = out},
+              8);
+}
+
+TEST(GroupedMmSm90, NeverLeavesItsBufferWhateverOffsSay) {
+  MOXIE_NEEDS_HOPPER();
+  run_mm({.name = "offs", .rows = 400, .n = 144, .k = 256, .offs = {-5, 300, 20, 1 << 30, 7}}, 3);
+  run_wgrad({.name = "offs", .rows = 400, .n = 144, .k = 80, .offs = {-5, 300, 20, 1 << 30, 7}}, 4);
+}
+
+#ifdef MOXIE_CUDA
+TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
+  MOXIE_NEEDS_HOPPER();
+  constexpr int64_t kRows = 500, kN = 160, kK = 256, kGroups = 4;
+  Random random(11);
+  const Matrix a = random_matrix(random, {1, kRows, kK}, 1, Codes::kCalm, true);
+  const Matrix b = random_matrix(random, {kGroups, kN, kK}, 128, Codes::kCalm, false);
+  Arena arena(Backend::kCuda);
+  GroupedMmArgs args{.a = operand_in(arena, a, false), .b = operand_in(arena, b, true)};
+  args.offs = arena.input(std::vector<int32_t>(kGroups), {kGroups});
+  GroupedMmArgs direct = args;
+  args.out = float_output(arena, Format::kBf16, {kRows, kN});
+  direct.out = float_output(arena, Format::kBf16, {kRows, kN});
+
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  check_device("stream", cudaStreamCreate(&stream));
+  check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  grouped_mm(args, {.backend = Backend::kCuda, .stream = stream});
+  check_device("end", cudaStreamEndCapture(stream, &graph));
+  check_device("instantiate", cudaGraphInstantiate(&replay, graph, 0));
+  for (int i = 0; i < 200; ++i) {
+    const auto offs = random_offs(random, kRows, kGroups);
+    copy_to_device(const_cast<int32_t*>(args.offs->data), offs.data(), sizeof(int32_t) * kGroups);
+    check_device("replay", cudaGraphLaunch(replay, stream));
+    check_device("wait", cudaStreamSynchronize(stream));
+    grouped_mm(direct, {.backend = Backend::kCuda});
+    const auto results = arena.results();
+    ASSERT_EQ(results[0], results[1]) << "replay " << i;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+#endif
+
+// ---- what is refused ---------------------------------------------------------------------------
+
+GemmOperand shaped(Shape qdata, int outer_block, int k_block = 128) {
+  GemmOperand operand;
+  operand.qdata.shape = qdata;
+  operand.outer_block = outer_block, operand.k_block = k_block;
+  return operand;
+}
+
+TEST(WhyNotSm90, HasNothingAgainstTheRecipeOfTheKernel) {
+  EXPECT_EQ(why_not_sm90(GroupedMmArgs{.a = shaped({100, 144}, 1), .b = shaped({2, 48, 144}, 128)}),
+            "");
+  EXPECT_EQ(why_not_sm90(GroupedWgradArgs{.a = shaped({48, 256}, 1), .b = shaped({144, 256}, 32)}),
+            "");
+}
+
+TEST(WhyNotSm90, SaysWhichRuleOfGroupedMmIsBroken) {
+  const auto why = [](GemmOperand a, GemmOperand b) {
+    return why_not_sm90(GroupedMmArgs{.a = a, .b = b});
+  };
+  EXPECT_THAT(why(shaped({8, 128}, 1, 32), shaped({1, 16, 128}, 128)),
+              HasSubstr("needs a in blocks of 1 x 128 (outer x k), got 1 x 32"));
+  EXPECT_THAT(why(shaped({8, 128}, 1), shaped({1, 16, 128}, 32)),
+              HasSubstr("needs b in blocks of 128 x 128 (outer x k), got 32 x 128"));
+  EXPECT_THAT(why(shaped({8, 128}, 1), shaped({1, 24, 128}, 128)),
+              HasSubstr("n to be a multiple of 16, got 24"));
+  EXPECT_THAT(why(shaped({8, 100}, 1), shaped({1, 16, 100}, 128)),
+              HasSubstr("k to be a multiple of 16, got 100"));
+  EXPECT_THAT(why(shaped({8, 0}, 1), shaped({1, 16, 0}, 128)),
+              HasSubstr("k to be a multiple of 16, got 0"));
+  GemmOperand odd = shaped({8, 128}, 1);
+  odd.qdata.data = reinterpret_cast<const e4m3*>(8);
+  EXPECT_THAT(why(odd, shaped({1, 16, 128}, 128)), HasSubstr("a to start at a multiple of 16"));
+}
+
+TEST(WhyNotSm90, SaysWhichRuleOfGroupedWgradIsBroken) {
+  const auto why = [](GemmOperand a, GemmOperand b) {
+    return why_not_sm90(GroupedWgradArgs{.a = a, .b = b});
+  };
+  EXPECT_THAT(why(shaped({16, 128}, 1), shaped({16, 128}, 1)),
+              HasSubstr("needs b in blocks of 32 x 128 (outer x k), got 1 x 128"));
+  EXPECT_THAT(why(shaped({24, 128}, 1), shaped({16, 128}, 32)),
+              HasSubstr("n to be a multiple of 16, got 24"));
+  EXPECT_THAT(why(shaped({16, 128}, 1), shaped({8, 128}, 32)),
+              HasSubstr("k to be a multiple of 16, got 8"));
+}
+
+}  // namespace
+}  // namespace moxie::testing
