@@ -27,6 +27,10 @@ std::tuple<at::Tensor, at::Tensor> quantize_colwise(const at::Tensor& x,
 // -> qdata, scale, qdata_t, scale_t
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_both(
     const at::Tensor& x, const QuantizeOptions& options = {});
+// The same into tensors that are there already.
+void quantize_both_out(const at::Tensor& x, const QuantizeOptions& options, const at::Tensor& qdata,
+                       const at::Tensor& scale, const at::Tensor& qdata_t,
+                       const at::Tensor& scale_t);
 // The rowwise form -> qdata_t, scale_t. scale_layout is that of the result.
 std::tuple<at::Tensor, at::Tensor> requantize(const at::Tensor& qdata, const at::Tensor& scale,
                                               const QuantizeOptions& options = {});
@@ -47,6 +51,11 @@ std::tuple<at::Tensor, at::Tensor> quantize_per_row(
 std::tuple<at::Tensor, at::Tensor> quantize_per_col(
     const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt);
 
+void quantize_per_row_out(const at::Tensor& x, const std::optional<at::Tensor>& offs,
+                          const at::Tensor& qdata, const at::Tensor& scale);
+void quantize_per_col_out(const at::Tensor& x, const std::optional<at::Tensor>& offs,
+                          const at::Tensor& qdata_t, const at::Tensor& scale_t);
+
 at::Tensor swizzle_scale(const at::Tensor& scale,
                          const std::optional<at::Tensor>& offs = std::nullopt,
                          std::string_view form = "rowwise");
@@ -66,5 +75,72 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> pad_groups(const at::Tensor& x,
 at::Tensor unpad_groups(const at::Tensor& padded, const at::Tensor& offs, const at::Tensor& starts,
                         const c10::SymInt& num_rows);
 at::Tensor padded_offs(const at::Tensor& offs, int64_t alignment = 32);
+
+struct GroupedMmOptions {
+  std::optional<at::Tensor> offs = std::nullopt;  // absent: one group
+  std::string_view recipe = "mxfp8_rceil_128";    // recipe.h
+  std::optional<at::Tensor> bias = std::nullopt;  // [N] or [G, N]
+  std::optional<at::ScalarType> dtype = std::nullopt;
+  std::optional<at::ArrayRef<at::Tensor>> quantized_w = std::nullopt;  // quantize_weights' of w
+  std::optional<at::Tensor> main_grad = std::nullopt;  // f32 [G, N, K], which backward adds dw to
+};
+// y = x w^T by groups of rows; differentiable. x [R, K], w [G, N, K] -> [R, N]
+at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& w,
+                      const GroupedMmOptions& options = {});
+
+struct ExpertMlpOptions {
+  std::optional<at::Tensor> offs = std::nullopt;
+  std::string_view recipe = "mxfp8_rceil_128";
+  std::optional<at::ArrayRef<at::Tensor>> quantized_w13 = std::nullopt, quantized_w2 = std::nullopt;
+  std::optional<at::Tensor> main_grad13 = std::nullopt, main_grad2 = std::nullopt;
+};
+// grouped_mm with w13 [G, 2F, D], swiglu, grouped_mm with w2 [G, D, F], as one node
+at::Tensor expert_mlp(const at::Tensor& x, const at::Tensor& w13, const at::Tensor& w2,
+                      const ExpertMlpOptions& options = {});
+
+// scores [T, E] -> ids int32 [T, k]
+at::Tensor top_k(const at::Tensor& scores, int64_t k);
+// ids -> offs, slot_of, row_of
+std::tuple<at::Tensor, at::Tensor, at::Tensor> route(const at::Tensor& ids, int64_t num_experts);
+at::Tensor permute(const at::Tensor& x, const at::Tensor& slot_of, const at::Tensor& row_of,
+                   int64_t top_k, const std::optional<at::Tensor>& weights = std::nullopt);
+at::Tensor unpermute(const at::Tensor& rows, const at::Tensor& slot_of, const at::Tensor& row_of,
+                     const c10::SymInt& num_tokens,
+                     const std::optional<at::Tensor>& weights = std::nullopt);
+at::Tensor unpermute_weights(const at::Tensor& dout, const at::Tensor& rows,
+                             const at::Tensor& row_of, const c10::SymInt& top_k);
+
+at::Tensor swiglu(const at::Tensor& h);
+at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& h);
+at::Tensor sum_groups(const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt);
+
+// The passes of grouped_mm on operands as the quantizers make them.
+struct GemmOptions {
+  std::optional<at::Tensor> offs = std::nullopt;
+  std::string_view recipe = "mxfp8_rceil_128";
+  std::optional<at::Tensor> bias = std::nullopt;       // forward
+  std::optional<at::ScalarType> dtype = std::nullopt;  // of the result; bf16
+};
+at::Tensor grouped_mm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& x_scale,
+                                const at::Tensor& w, const std::optional<at::Tensor>& w_scale,
+                                const GemmOptions& options = {});
+at::Tensor grouped_dgrad(const at::Tensor& dy, const std::optional<at::Tensor>& dy_scale,
+                         const at::Tensor& w_t, const std::optional<at::Tensor>& w_scale_t,
+                         const GemmOptions& options = {});
+at::Tensor grouped_wgrad(const at::Tensor& dy_t, const std::optional<at::Tensor>& dy_scale_t,
+                         const at::Tensor& x_t, const std::optional<at::Tensor>& x_scale_t,
+                         const c10::SymInt& num_rows, const GemmOptions& options = {});
+void grouped_wgrad_add_(const at::Tensor& dw, const at::Tensor& dy_t,
+                        const std::optional<at::Tensor>& dy_scale_t, const at::Tensor& x_t,
+                        const std::optional<at::Tensor>& x_scale_t, const c10::SymInt& num_rows,
+                        const GemmOptions& options = {});
+
+// Both forms of w as a recipe wants them: qdata, scale, qdata_t, scale_t
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_weights(
+    const at::Tensor& w, std::string_view recipe = "mxfp8_rceil_128");
+// The same into tensors that are there already: a weight cache after an optimizer step.
+void quantize_weights_out(const at::Tensor& w, std::string_view recipe, const at::Tensor& qdata,
+                          const at::Tensor& scale, const at::Tensor& qdata_t,
+                          const at::Tensor& scale_t);
 
 }  // namespace moxie::ops

@@ -14,7 +14,9 @@
 #include <torch/library.h>
 
 TORCH_LIBRARY(moxie, m) {
-  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
+  // flexible_layout: ops copy what is strided themselves. (Inductor would, with a kernel over e8m0,
+  // which it cannot generate.)
+  const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
   const auto def = [&](const char* schema) { m.def(schema, tags); };
 
   // x [R, C] or [G, N, K], bf16 or f32 -> qdata as x, scale [R, C / 32] or [G, N, K / 32]
@@ -84,6 +86,63 @@ TORCH_LIBRARY(moxie, m) {
   def("unpad_groups.out(Tensor padded, Tensor offs, Tensor starts, SymInt num_rows, *, "
       "Tensor(a!) x) -> ()");
   def("padded_offs(Tensor offs, int alignment=32) -> Tensor padded");
+
+  // y = x w^T by groups of rows, differentiable in x, w and bias, quantized as the recipe says
+  // (recipe.h). x [R, K], w [G, N, K], bias [N] or [G, N], bf16 or f32 -> y [R, N], of the dtype
+  // asked for, or the recipe's, or that of x. quantized_w: what quantize_weights made of w.
+  // main_grad, f32 [G, N, K]: backward adds dw to it, and w gets no gradient of its own.
+  def("grouped_mm(Tensor x, Tensor w, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
+      "Tensor? bias=None, ScalarType? dtype=None, Tensor[]? quantized_w=None, "
+      "Tensor? main_grad=None) -> Tensor y");
+  // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node.
+  def("expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
+      "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
+      "Tensor? main_grad13=None, Tensor? main_grad2=None) -> Tensor y");
+  // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
+  def("swiglu(Tensor h) -> Tensor a");
+  def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");
+
+  // scores [T, E] -> ids int32 [T, k]: the k largest of each token, equal ones by id
+  def("top_k(Tensor scores, int k) -> Tensor ids");
+  // ids [T, k] -> offs [E], and for R = T * k rows in order of expert, token and slot: slot_of [R],
+  // the slot t * k + j that a row is a copy for, and its inverse row_of [T * k]
+  def("route(Tensor ids, int num_experts) -> (Tensor offs, Tensor slot_of, Tensor row_of)");
+  // x [T, D] -> rows [R, D]; differentiable in x. weights f32 [T, k] scale the rows.
+  def("permute(Tensor x, Tensor slot_of, Tensor row_of, int top_k, *, Tensor? weights=None) -> "
+      "Tensor rows");
+  // rows [R, D] -> x [T, D], the weighted sum of each token's rows; differentiable in rows, weights
+  def("unpermute(Tensor rows, Tensor slot_of, Tensor row_of, SymInt num_tokens, *, "
+      "Tensor? weights=None) -> Tensor x");
+  def("unpermute_weights(Tensor dout, Tensor rows, Tensor row_of, SymInt top_k) -> "
+      "Tensor dweights");
+
+  // The passes of grouped_mm, on operands as the quantizers make them: an operand without a scale
+  // is in bf16 or f32 and in its natural order. dtype is that of the result, bf16 if absent.
+  def("grouped_mm.quantized(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, "
+      "Tensor? offs=None, *, str recipe, Tensor? bias=None, ScalarType? dtype=None) -> Tensor y");
+  def("grouped_dgrad(Tensor dy, Tensor? dy_scale, Tensor w_t, Tensor? w_scale_t, "
+      "Tensor? offs=None, *, str recipe, ScalarType? dtype=None) -> Tensor dx");
+  def("grouped_wgrad(Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, Tensor? x_scale_t, "
+      "SymInt num_rows, Tensor? offs=None, *, str recipe, ScalarType? dtype=None) -> Tensor dw");
+  // dw, f32, += the same
+  def("grouped_wgrad_add_(Tensor(a!) dw, Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, "
+      "Tensor? x_scale_t, SymInt num_rows, Tensor? offs=None, *, str recipe) -> ()");
+  // x [R, C] -> f32 [G, C]: the rows of each group added up
+  def("sum_groups(Tensor x, Tensor? offs=None) -> Tensor sums");
+
+  // Both forms of w [G, N, K] in the blocks of a recipe and the layout of the device at hand.
+  def("quantize_weights(Tensor w, *, str recipe='mxfp8_rceil_128') -> "
+      "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
+  def("quantize_weights.out(Tensor w, *, str recipe='mxfp8_rceil_128', Tensor(a!) qdata, "
+      "Tensor(b!) scale, "
+      "Tensor(c!) qdata_t, Tensor(d!) scale_t) -> ()");
+
+  // Every field of a recipe in words; the names of the presets; the path a recipe takes for w
+  // [G, n, k] on a device, and why not a faster one.
+  def("_recipe(str text) -> str");
+  def("_recipe_names() -> str[]");
+  def("_path(str recipe, Device device, int n, int k) -> (str path, str reason)");
+  def("_force_path(str path) -> ()");
 
   // What core/cost says of a call of `op` on x of this shape: [flops, bytes read, bytes written]
   def("_cost(str op, int[] shape, *, ScalarType? dtype=None, int? num_groups=None, "

@@ -3,6 +3,7 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
 
 namespace moxie::ops {
 namespace {
@@ -35,23 +36,32 @@ std::string text(const SymShape& shape) {
   return out.str();
 }
 
+// None where a tensor belongs arrives as a tensor that is not there.
+void check_given(const Input& input) {
+  TORCH_CHECK_TYPE(input.tensor.defined(), input.op, ": ", input.name,
+                   " must be a tensor, got None");
+}
+
 }  // namespace
 
 // ---- arguments -------------------------------------------------------------------------------
 
 void check_float(const Input& input) {
+  check_given(input);
   const auto dtype = input.tensor.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kBFloat16 || dtype == at::kFloat, input.op, ": ", input.name,
                    " must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
 }
 
 void check_e4m3(const Input& input) {
+  check_given(input);
   const auto dtype = input.tensor.scalar_type();
   TORCH_CHECK_TYPE(dtype == at::kFloat8_e4m3fn, input.op, ": ", input.name,
                    " must be torch.float8_e4m3fn, got ", dtype_name(dtype));
 }
 
 void check_e8m0(const Input& input) {
+  check_given(input);
   const auto dtype = input.tensor.scalar_type();
   TORCH_CHECK_TYPE(
       dtype == at::kFloat8_e8m0fnu, input.op, ": ", input.name,
@@ -60,6 +70,7 @@ void check_e8m0(const Input& input) {
 }
 
 void check_int32(const Input& input) {
+  check_given(input);
   const auto& tensor = input.tensor;
   TORCH_CHECK_TYPE(tensor.scalar_type() == at::kInt, input.op, ": ", input.name,
                    " must be torch.int32, got ", dtype_name(tensor.scalar_type()),
@@ -97,8 +108,8 @@ void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {
   if (!offs) return;
   check_int32({op, "offs", *offs});
   check_device({op, "offs", *offs}, x);
-  TORCH_CHECK_VALUE(x.dim() == 2, op,
-                    ": weights (3 dims) take no offs, their groups are all alike");
+  TORCH_CHECK_VALUE(x.dim() == 2, op, ": a stack of matrices takes no offs, its groups are all ",
+                    "alike, got ", x.sym_sizes());
 }
 
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs) {
@@ -146,6 +157,12 @@ void check_out(const char* op, const Results& results, const std::vector<Tensor>
   TORCH_INTERNAL_ASSERT(results.size() == out.size());
   for (size_t i = 0; i < out.size(); ++i) {
     const Input output{op, results[i].name, out[i]};
+    check_given(output);
+    TORCH_CHECK_VALUE(!out[i].is_conj() && !out[i].is_neg(), op, ": ", results[i].name,
+                      " is written in place and must not be a lazy conjugate or negative");
+    TORCH_CHECK_VALUE(!out[i].is_inference() || c10::InferenceMode::is_enabled(), op, ": ",
+                      results[i].name,
+                      " is an inference tensor and can be written in inference mode only");
     // Inductor refuses to write e8m0 tensors inside a graph; bytes it can.
     const bool as_bytes =
         results[i].dtype == at::kFloat8_e8m0fnu && out[i].scalar_type() == at::kByte;
@@ -155,7 +172,8 @@ void check_out(const char* op, const Results& results, const std::vector<Tensor>
     check_device(output, **inputs.begin());
     check_shape(output, results[i].shape);
     TORCH_CHECK_VALUE(out[i].is_contiguous(), op, ": ", results[i].name,
-                      " is written in place and must be contiguous");
+                      " is written in place and must be contiguous, got strides ",
+                      out[i].sym_strides());
     TORCH_CHECK_VALUE(!(out[i].requires_grad() && c10::GradMode::is_enabled()), op, ": ",
                       results[i].name, " is written in place and must not require grad");
     const auto shares_memory_with = [&](const Tensor& other) {
@@ -163,9 +181,12 @@ void check_out(const char* op, const Results& results, const std::vector<Tensor>
       const auto status = at::get_overlap_status(out[i], other);  // a strided input is copied first
       return status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial;
     };
-    for (const auto& input : inputs)
+    int argument = 0;
+    for (const auto& input : inputs) {
+      ++argument;
       TORCH_CHECK_VALUE(!input || !shares_memory_with(*input), op, ": ", results[i].name,
-                        " shares memory with an input");
+                        " shares memory with input ", argument);
+    }
     for (size_t j = 0; j < i; ++j)
       TORCH_CHECK_VALUE(!shares_memory_with(out[j]), op, ": ", results[i].name,
                         " shares memory with ", results[j].name);
@@ -180,6 +201,7 @@ void mark_written(const std::vector<Tensor>& out) {
 // ---- views -----------------------------------------------------------------------------------
 
 Tensor dense(const Tensor& tensor) {
+  if (tensor.is_conj() || tensor.is_neg()) return dense(tensor.resolve_conj().resolve_neg());
   if (tensor.is_contiguous()) return tensor;
   if (tensor.element_size() == 1 && tensor.scalar_type() != at::kByte)
     return tensor.view(at::kByte).contiguous().view(tensor.scalar_type());

@@ -18,6 +18,7 @@ namespace moxie::ops {
 
 using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
+using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
 using SymShape = BasicShape<c10::SymInt>;
 
 // ---- arguments -------------------------------------------------------------------------------

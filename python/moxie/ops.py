@@ -30,6 +30,18 @@ Form = Literal["rowwise", "colwise"]
 _ops = torch.ops.moxie
 
 
+def _check_dtype_of_out(op: str, dtype: Optional[torch.dtype], out: Tensor) -> None:
+    if dtype is not None and dtype != out.dtype:
+        raise ValueError(f"{op}: dtype must be that of out, {out.dtype}, got {dtype}")
+
+
+def _unpack_out(op: str, out: tuple[Tensor, ...], names: str) -> tuple[Tensor, ...]:
+    if not isinstance(out, (tuple, list)) or len(out) != len(names.split()):
+        got = len(out) if isinstance(out, (tuple, list)) else type(out).__name__
+        raise ValueError(f"{op}: out must be the tensors ({', '.join(names.split())}), got {got}")
+    return tuple(out)
+
+
 def has_cuda() -> bool:
     """Whether the library was built with its CUDA kernels.
 
@@ -59,7 +71,7 @@ def quantize_rowwise(
     """
     if out is None:
         return _ops.quantize_rowwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
-    qdata, scale = out
+    qdata, scale = _unpack_out("quantize_rowwise", out, "qdata scale")
     _ops.quantize_rowwise.out(
         x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata=qdata, scale=scale)
     return out
@@ -87,7 +99,7 @@ def quantize_colwise(
     """
     if out is None:
         return _ops.quantize_colwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
-    qdata_t, scale_t = out
+    qdata_t, scale_t = _unpack_out("quantize_colwise", out, "qdata_t scale_t")
     _ops.quantize_colwise.out(
         x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata_t=qdata_t, scale_t=scale_t)
     return out
@@ -114,7 +126,7 @@ def quantize_both(
         return _ops.quantize_both(
             x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule,
             scale_layout=scale_layout)
-    qdata, scale, qdata_t, scale_t = out
+    qdata, scale, qdata_t, scale_t = _unpack_out("quantize_both", out, "qdata scale qdata_t scale_t")
     _ops.quantize_both.out(
         x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
         qdata=qdata, scale=scale, qdata_t=qdata_t, scale_t=scale_t)
@@ -127,10 +139,10 @@ def dequantize_rowwise(
     *,
     offs: Optional[Tensor] = None,
     block: Block = "1x32",
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: Optional[torch.dtype] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """The inverse of quantize_rowwise with plain scales, in bf16 or f32.
+    """The inverse of quantize_rowwise with plain scales, in bf16 (if no dtype is given) or f32.
 
     >>> x = torch.tensor([[1.0, -2.0, 3.5, 0.0]])
     >>> moxie.dequantize_rowwise(*moxie.quantize_rowwise(x), dtype=torch.float32)
@@ -138,6 +150,7 @@ def dequantize_rowwise(
     """
     if out is None:
         return _ops.dequantize_rowwise(qdata, scale, offs=offs, block=block, dtype=dtype)
+    _check_dtype_of_out("dequantize_rowwise", dtype, out)
     _ops.dequantize_rowwise.out(qdata, scale, offs=offs, block=block, x=out)
     return out
 
@@ -149,7 +162,7 @@ def dequantize_colwise(
     *,
     offs: Optional[Tensor] = None,
     block: Block = "32x1",
-    dtype: torch.dtype = torch.bfloat16,
+    dtype: Optional[torch.dtype] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """The inverse of quantize_colwise with plain scales: x, no longer transposed.
@@ -164,6 +177,7 @@ def dequantize_colwise(
     """
     if out is None:
         return _ops.dequantize_colwise(qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype)
+    _check_dtype_of_out("dequantize_colwise", dtype, out)
     _ops.dequantize_colwise.out(qdata_t, scale_t, num_rows, offs=offs, block=block, x=out)
     return out
 
@@ -192,7 +206,7 @@ def requantize(
     if out is None:
         return _ops.requantize(
             qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
-    qdata_t, scale_t = out
+    qdata_t, scale_t = _unpack_out("requantize", out, "qdata_t scale_t")
     _ops.requantize.out(
         qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
         qdata_t=qdata_t, scale_t=scale_t)
@@ -211,7 +225,7 @@ def quantize_per_row(
     """
     if out is None:
         return _ops.quantize_per_row(x, offs=offs)
-    qdata, scale = out
+    qdata, scale = _unpack_out("quantize_per_row", out, "qdata scale")
     _ops.quantize_per_row.out(x, offs=offs, qdata=qdata, scale=scale)
     return out
 
@@ -230,7 +244,7 @@ def quantize_per_col(
     """
     if out is None:
         return _ops.quantize_per_col(x, offs=offs)
-    qdata_t, scale_t = out
+    qdata_t, scale_t = _unpack_out("quantize_per_col", out, "qdata_t scale_t")
     _ops.quantize_per_col.out(x, offs=offs, qdata_t=qdata_t, scale_t=scale_t)
     return out
 
@@ -296,7 +310,7 @@ def pad_groups(
     """
     if out is None:
         return _ops.pad_groups(x, offs, alignment)
-    padded, starts, ends = out
+    padded, starts, ends = _unpack_out("pad_groups", out, "padded starts ends")
     _ops.pad_groups.out(x, offs, alignment, padded=padded, starts=starts, ends=ends)
     return out
 

@@ -16,6 +16,9 @@ if spec is None or spec.origin is None:
     if builds:
         os.environ.setdefault("MOXIE_LIBRARY", str(builds[-1]))
 
+# oneDNN's AMX kernels die with SIGILL in virtual machines that lose tile state at a context switch.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
 import pytest
 import torch
 

@@ -134,3 +134,17 @@ def test_a_bad_call_is_refused_while_tracing(device):
     function, _ = compiled(lambda x: moxie.quantize_rowwise(x, block="32x1"), "aot_eager")
     with pytest.raises(Exception, match="quantize_rowwise: the rowwise form contracts columns"):
         function(torch.zeros(4, 32, device=device))
+
+
+def test_a_row_count_that_is_data_compiles(device):
+    @torch.compile(fullgraph=True)
+    def there_and_back(x, offs):
+        rows = offs[-1].item()
+        torch._check(rows >= 0)
+        torch._check(rows <= x.size(0))
+        return moxie.dequantize_colwise(*moxie.quantize_colwise(x[:rows]), rows)
+
+    x, offs = torch.randn(64, 32, device=device), torch.tensor([40], device=device)
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        actual = there_and_back(x, offs)
+    assert torch.equal(actual, moxie.dequantize_colwise(*moxie.quantize_colwise(x[:40]), 40))

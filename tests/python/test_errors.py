@@ -53,7 +53,18 @@ BAD_CALLS = [
     ("replicate_scale", (SCALE, 70, 96), {"block": "32x32"}, ValueError, "scale must be [3, 3], got [70, 3]"),
     ("pad_groups", (W, OFFS), {}, ValueError, "x must be [rows, cols], got 3 dims"),
     ("unpad_groups", (PADDED, OFFS, STARTS[:2], 70), {}, ValueError, "starts must be [3], got [2]"),
-    ("unpad_groups", (PADDED, OFFS, STARTS, -4), {}, ValueError, "num_rows must not be negative, got -4"),
+    ("unpad_groups", (PADDED, OFFS, STARTS, -4), {}, ValueError, "num_rows must not be negative", "got -4"),
+    ("unpad_groups", (PADDED, OFFS, STARTS, 2**40), {}, ValueError, "num_rows must", "fit the int32 of offs, got 1099511627776"),
+    ("unpad_groups", (torch.zeros(()), OFFS, STARTS, 3), {}, ValueError, "padded must be [rows, cols], got 0 dims"),
+    ("pad_groups", (X, OFFS, 2**31), {}, ValueError, "alignment must be 1 to 2097151, got 2147483648"),
+    ("pad_groups", (torch.empty(2**31 - 5, 1, device="meta"), OFFS.to("meta")), {}, ValueError, "padded rows must"),
+    # None where a tensor belongs
+    ("pad_groups", (X, None), {}, TypeError, "offs must be a tensor, got None"),
+    ("dequantize_rowwise", (QDATA, None), {}, TypeError, "scale must be a tensor, got None"),
+    ("quantize_rowwise", (X,), {"out": (None, None)}, TypeError, "qdata must be a tensor, got None"),
+    ("quantize_rowwise", (X,), {"out": (QDATA,)}, ValueError, "out must be the tensors (qdata, scale), got 1"),
+    ("dequantize_rowwise", (QDATA, SCALE), {"dtype": torch.float32, "out": X.clone()}, ValueError,
+     "dtype must be that of out, torch.bfloat16, got torch.float32"),
     # blocks, rules, layouts, forms, alignments
     ("quantize_rowwise", (X,), {"block": "3x3"}, ValueError,
      "block must be one of 1x32, 32x1, 32x32, 1x128, 128x1, 128x32, 128x128, got '3x3'"),
@@ -78,7 +89,7 @@ BAD_CALLS = [
     ("quantize_both", (X,), {"offs": OFFS[:0]}, ValueError, "offs must hold 1 to 1024 groups, got 0"),
     ("quantize_both", (X,), {"offs": torch.full((1025,), 70, dtype=torch.int32)}, ValueError,
      "offs must hold 1 to 1024 groups, got 1025"),
-    ("quantize_colwise", (W,), {"offs": OFFS}, ValueError, "weights (3 dims) take no offs"),
+    ("quantize_colwise", (W,), {"offs": OFFS}, ValueError, "a stack of matrices takes no offs"),
     ("quantize_rowwise", (X,), {"offs": offs(10, 5, 70)}, ValueError, "offs must not decrease", "got 5 after 10 at group 1"),
     ("quantize_colwise", (X,), {"offs": offs(-1, 70)}, ValueError, "offs must not decrease and start at 0 or above",
      "got -1"),
@@ -149,12 +160,39 @@ def test_an_output_that_shares_memory_is_refused():
     memory = torch.zeros(70 * 96 * 2, dtype=torch.uint8)
     x = memory.view(torch.bfloat16).view(70, 96)
     inside = memory[100 : 100 + 70 * 96].view(torch.float8_e4m3fn).view(70, 96)
-    with pytest.raises(ValueError, match="quantize_rowwise: qdata shares memory with an input"):
+    with pytest.raises(ValueError, match="quantize_rowwise: qdata shares memory with input 1"):
         moxie.quantize_rowwise(x, out=(inside, outputs()["scale"]))
     same = memory[: 70 * 96].view(torch.float8_e4m3fn)
     scale = memory[70 * 96 - 10 : 70 * 96 + 200].view(torch.float8_e8m0fnu).view(70, 3)
     with pytest.raises(ValueError, match="quantize_rowwise: scale shares memory with qdata"):
         moxie.quantize_rowwise(X, out=(same.view(70, 96), scale))
+
+
+def test_an_output_that_is_a_lazy_conjugate_or_negative_is_refused():
+    padded = torch.randn(5, 4, dtype=torch.complex64)
+    for _ in range(20):  # torch's own fallback would corrupt the heap here
+        with pytest.raises(ValueError, match="unpad_groups: x .* must not be a lazy conjugate or negative"):
+            moxie.unpad_groups(padded, offs(5), offs(0), 5, out=torch.zeros_like(padded).conj())
+    with pytest.raises(ValueError, match="dequantize_rowwise: x .* must not be a lazy conjugate or negative"):
+        moxie.dequantize_rowwise(QDATA, SCALE, out=torch._neg_view(torch.zeros(70, 96)))
+
+
+def test_an_input_that_is_a_lazy_conjugate_or_negative_is_read_as_what_it_stands_for():
+    padded, x = torch.randn(5, 4, dtype=torch.complex64), torch.randn(70, 96)
+    out = torch.empty_like(padded)
+    assert torch.equal(moxie.unpad_groups(padded.conj(), offs(5), offs(0), 5, out=out), padded.conj().resolve_conj())
+    expected = moxie.quantize_rowwise(-x)
+    actual = moxie.quantize_rowwise(torch._neg_view(x), out=(torch.empty_like(QDATA), torch.empty_like(SCALE)))
+    for a, b in zip(actual, expected):
+        assert torch.equal(as_bytes(a), as_bytes(b))
+
+
+def test_an_inference_tensor_is_written_in_inference_mode_only():
+    with torch.inference_mode():
+        out = torch.empty(70, 96)
+        moxie.dequantize_rowwise(QDATA, SCALE, out=out)
+    with pytest.raises(ValueError, match="dequantize_rowwise: x is an inference tensor"):
+        moxie.dequantize_rowwise(QDATA, SCALE, out=out)
 
 
 def test_an_output_that_requires_grad_is_refused():

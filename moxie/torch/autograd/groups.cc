@@ -62,8 +62,8 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
     const Tensor first =
         at::where(nearest > 0, offs.index_select(0, (nearest - 1).clamp_min(0)), 0);
     // Rows of no group go to one row more, which is then dropped.
-    const Tensor to =
-        at::where(covered, starts.index_select(0, nearest) + row - first, padded_rows);
+    const Tensor to = at::where(covered, starts.index_select(0, nearest) + row - first, padded_rows)
+                          .clamp(0, padded_rows);  // malformed offs must not lead out of bounds
     const Tensor dpadded = dx.new_zeros_symint({padded_rows + 1, dx.sym_size(1)});
     return {dpadded.index_add(0, to, dx).narrow_symint(0, 0, padded_rows), {}, {}, {}};
   }
@@ -71,7 +71,7 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
 
 std::tuple<Tensor, Tensor, Tensor> pad_groups_autograd(const Tensor& x, const Tensor& offs,
                                                        int64_t alignment) {
-  if (!is_differentiable(x)) {
+  if (!is_differentiable(x) || x.dim() != 2 || !offs.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return ops::pad_groups(x, offs, alignment);
   }
@@ -81,7 +81,7 @@ std::tuple<Tensor, Tensor, Tensor> pad_groups_autograd(const Tensor& x, const Te
 
 Tensor unpad_groups_autograd(const Tensor& padded, const Tensor& offs, const Tensor& starts,
                              c10::SymInt num_rows) {
-  if (!is_differentiable(padded)) {
+  if (!is_differentiable(padded) || padded.dim() != 2 || !offs.defined()) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return ops::unpad_groups(padded, offs, starts, num_rows);
   }

@@ -1,5 +1,7 @@
 #include "moxie/core/groups/groups.h"
 
+#include <limits>
+
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/view.h"
@@ -13,7 +15,16 @@ void check_rows(const Input& input) {
 }
 
 void check_alignment(const char* op, int64_t alignment) {
-  TORCH_CHECK_VALUE(alignment >= 1, op, ": alignment must be 1 or more, got ", alignment);
+  TORCH_CHECK_VALUE(alignment >= 1 && alignment <= kMaxAlignment, op, ": alignment must be 1 to ",
+                    kMaxAlignment, ", got ", alignment);
+}
+
+// Before anything of this size is allocated.
+void check_count(const char* op, const char* what, const c10::SymInt& rows) {
+  TORCH_CHECK_VALUE(
+      rows.sym_ge(0).expect_true(__FILE__, __LINE__) &&
+          rows.sym_le(std::numeric_limits<int32_t>::max()).expect_true(__FILE__, __LINE__),
+      op, ": ", what, " must not be negative and fit the int32 of offs, got ", rows);
 }
 
 // A row is bytes to the core, so every dtype works the same.
@@ -37,6 +48,7 @@ Results pad_results(const Tensor& x, const Tensor& offs, int64_t alignment) {
   check_alignment(kPadOp, alignment);
   const c10::SymInt groups = offs.sym_size(0);
   const auto rows = pad_groups_rows(x.sym_size(0), groups, alignment);
+  check_count(kPadOp, "padded rows", rows);
   return {{"padded", x.scalar_type(), {rows, x.sym_size(1)}},
           {"starts", at::kInt, {groups}},
           {"ends", at::kInt, {groups}}};
@@ -85,8 +97,7 @@ Results unpad_results(const Tensor& padded, const Tensor& offs, const Tensor& st
   check_int32({kUnpadOp, "starts", starts});
   check_device({kUnpadOp, "starts", starts}, padded);
   check_shape({kUnpadOp, "starts", starts}, {offs.sym_size(0)});
-  TORCH_CHECK_VALUE(num_rows.sym_ge(0).expect_true(__FILE__, __LINE__), kUnpadOp,
-                    ": num_rows must not be negative, got ", num_rows);
+  check_count(kUnpadOp, "num_rows", num_rows);
   return {{"x", padded.scalar_type(), {num_rows, padded.sym_size(1)}}};
 }
 

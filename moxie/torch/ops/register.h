@@ -11,5 +11,11 @@ void register_requantize(torch::Library& m);
 void register_row_scale(torch::Library& m);
 void register_scale_layout(torch::Library& m);
 void register_groups(torch::Library& m);
+void register_grouped_gemm(torch::Library& m);
+void register_quantize_weights(torch::Library& m);
+void register_sum_groups(torch::Library& m);
+void register_swiglu(torch::Library& m);
+void register_route(torch::Library& m);
+void register_permute(torch::Library& m);
 
 }  // namespace moxie::ops

@@ -1,0 +1,66 @@
+// Under autocast activations take its dtype, as for torch's own products. Weights are left alone:
+// they are quantized from the dtype they have, and a detour through bf16 would only lose bits.
+#include <ATen/autocast_mode.h>
+#include <torch/library.h>
+
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+using at::Tensor;
+using OptionalTensor = std::optional<at::Tensor>;
+using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
+
+template <c10::DeviceType kDevice>
+Tensor cast(const Tensor& tensor) {
+  return at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), tensor, kDevice);
+}
+
+constexpr c10::DispatchKey key_of(c10::DeviceType device) {
+  return device == c10::DeviceType::CUDA ? c10::DispatchKey::AutocastCUDA
+                                         : c10::DispatchKey::AutocastCPU;
+}
+
+template <c10::DeviceType kDevice>
+Tensor grouped_mm_autocast(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
+                           std::string_view recipe, const OptionalTensor& bias,
+                           std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                           const OptionalTensor& main_grad) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  return ops::grouped_mm(cast<kDevice>(x), w,
+                         {.offs = offs,
+                          .recipe = recipe,
+                          .bias = bias,
+                          .dtype = dtype,
+                          .quantized_w = quantized_w,
+                          .main_grad = main_grad});
+}
+
+template <c10::DeviceType kDevice>
+Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                           const OptionalTensor& offs, std::string_view recipe,
+                           OptionalTensors quantized_w13, OptionalTensors quantized_w2,
+                           const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  return ops::expert_mlp(cast<kDevice>(x), w13, w2,
+                         {.offs = offs,
+                          .recipe = recipe,
+                          .quantized_w13 = quantized_w13,
+                          .quantized_w2 = quantized_w2,
+                          .main_grad13 = main_grad13,
+                          .main_grad2 = main_grad2});
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
+  m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CPU>));
+  m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
+}
+TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
+  m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
+  m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,121 @@
+// grouped_mm: quantize, multiply, and keep for backward what backward reads: x in FP8 (colwise, or
+// rowwise for small groups) and the form of w that dgrad contracts.
+#include <ATen/ops/sum.h>
+#include <torch/library.h>
+
+#include "moxie/torch/autograd/linear.h"
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+constexpr const char* kOp = "grouped_mm";
+
+// Positions of the arguments of apply(), which the gradients follow.
+enum Argument : size_t { kX, kW, kBias, kMainGrad, kCall, kArguments };
+
+struct Call {
+  Plan plan;
+  LinearArgs args;
+};
+
+struct GroupedMm : torch::autograd::Function<GroupedMm> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w,
+                        const OptionalTensor& bias, const OptionalTensor& main_grad,
+                        const Call* call) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto& [plan, args] = *call;
+    LinearStep step = linear_forward(plan, args);
+    variable_list saved = {args.offs.value_or(Tensor()), main_grad.value_or(Tensor())};
+    pack_saved(saved, step.saved);
+    ctx->save_for_backward(saved);
+    ctx->saved_data["recipe"] = plan.text;
+    ctx->saved_data["path"] = static_cast<int64_t>(plan.path);
+    ctx->saved_data["groups"] = w.sym_size(0);
+    ctx->saved_data["x_dtype"] = x.scalar_type();
+    ctx->saved_data["w_dtype"] = w.scalar_type();
+    if (bias) {
+      ctx->saved_data["bias_dtype"] = bias->scalar_type();
+      ctx->saved_data["bias_dims"] = bias->dim();
+    }
+    return step.y;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    variable_list out(kArguments);
+    const Tensor& dy = grads[0];
+    if (!dy.defined()) return out;
+    TORCH_CHECK(!c10::GradMode::is_enabled(), kOp, ": a second derivative is not implemented");
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const variable_list saved = ctx->get_saved_variables();
+    const OptionalTensor offs = defined(saved[0]);
+    auto& data = ctx->saved_data;
+    const std::string text = data["recipe"].toStringRef();
+    const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt())};
+    const LinearSaved operands = unpack_saved(saved, 2);
+    // What forward did not keep was not wanted then and cannot be had now.
+    const LinearGrads result = linear_backward(plan, {.dy = dy,
+                                                      .saved = operands,
+                                                      .offs = offs,
+                                                      .num_groups = data["groups"].toSymInt(),
+                                                      .main_grad = defined(saved[1]),
+                                                      .x_dtype = data["x_dtype"].toScalarType(),
+                                                      .w_dtype = data["w_dtype"].toScalarType(),
+                                                      .needs_dx = ctx->needs_input_grad(kX),
+                                                      .needs_dw = ctx->needs_input_grad(kW)});
+    out[kX] = result.dx;
+    out[kW] = result.dw;
+    if (data.find("bias_dtype") != data.end() && ctx->needs_input_grad(kBias)) {
+      Tensor sums = sum_groups(dy, offs);
+      if (data["bias_dims"].toInt() == 1) sums = sums.sum(0);
+      out[kBias] = sums.to(data["bias_dtype"].toScalarType());
+    }
+    return out;
+  }
+};
+
+void check_main_grad(const OptionalTensor& main_grad, const Tensor& w, const Recipe& recipe) {
+  if (!main_grad) return;
+  TORCH_CHECK_TYPE(main_grad->scalar_type() == at::kFloat || recipe.keeps_dtype, kOp,
+                   ": main_grad must be torch.float32, got ", main_grad->scalar_type());
+  check_shape({kOp, "main_grad", *main_grad}, sym_shape(w));
+  check_device({kOp, "main_grad", *main_grad}, w);
+  TORCH_CHECK_VALUE(!main_grad->requires_grad(), kOp, ": main_grad must not require grad");
+}
+
+Tensor grouped_mm_autograd(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
+                           std::string_view recipe, const OptionalTensor& bias,
+                           std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                           const OptionalTensor& main_grad) {
+  return with_op(kOp, [&] {
+    const LinearArgs args{kOp, x, w, offs, bias, quantized_w, dtype, wants_grad(x), wants_grad(w)};
+    check_linear(args);
+    const Call call{make_plan(recipe, w, kOp), args};
+    check_main_grad(main_grad, w, call.plan.recipe);
+    return GroupedMm::apply(x, w, bias, main_grad, &call);
+  });
+}
+
+// Without autograd (inference mode): nothing is kept.
+Tensor grouped_mm_plain(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
+                        std::string_view recipe, const OptionalTensor& bias,
+                        std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                        const OptionalTensor&) {
+  return with_op(kOp, [&] {
+    const LinearArgs args{kOp, x, w, offs, bias, quantized_w, dtype, false, false};
+    check_linear(args);
+    return linear_forward(make_plan(recipe, w, kOp), args).y;
+  });
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(moxie, Autograd, m) { m.impl("grouped_mm", TORCH_FN(grouped_mm_autograd)); }
+TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
+  m.impl("grouped_mm", TORCH_FN(grouped_mm_plain));
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,66 @@
+// One grouped linear inside an autograd node: y = x w^T, and its gradients. FP8 stays inside the
+// node: autograd would round gradients to it.
+#pragma once
+
+#include <torch/csrc/autograd/custom_function.h>
+
+#include "moxie/torch/gemm/operands.h"
+
+namespace moxie::ops {
+
+struct LinearArgs {
+  const char* op;
+  const Tensor& x;  // [R, K]
+  const Tensor& w;  // [G, N, K]
+  const OptionalTensor& offs;
+  OptionalTensor bias;
+  OptionalTensors quantized_w;  // empty, or the four tensors of quantize_weights
+  std::optional<at::ScalarType> dtype;
+  bool needs_dx, needs_dw;
+};
+
+// Refuses what forward could only refuse after work is done.
+void check_linear(const LinearArgs& args);
+
+// What backward needs. Either form of x, or x itself where wgrad is not quantized.
+struct LinearSaved {
+  Quantized x, w_t;
+};
+
+struct LinearStep {
+  Tensor y;
+  LinearSaved saved;
+};
+
+LinearStep linear_forward(const Plan& plan, const LinearArgs& args);
+
+struct LinearGradArgs {
+  const Tensor& dy;
+  const LinearSaved& saved;
+  const OptionalTensor& offs;
+  c10::SymInt num_groups;
+  OptionalTensor main_grad;
+  at::ScalarType x_dtype, w_dtype;
+  bool needs_dx, needs_dw;
+};
+
+struct LinearGrads {
+  Tensor dx, dw;  // undefined where not needed; dw too where it went into main_grad
+};
+
+LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args);
+
+// A node keeps what it saves in order: pack_saved() appends, unpack_saved() takes from the front.
+void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved);
+LinearSaved unpack_saved(const torch::autograd::variable_list& list, size_t first);
+inline constexpr size_t kLinearSavedCount = 4;
+
+// FP8 and integers are not differentiable; what autograd could ask a gradient of.
+inline bool wants_grad(const Tensor& tensor) {
+  return tensor.requires_grad() && c10::GradMode::is_enabled();
+}
+inline OptionalTensor defined(const Tensor& tensor) {
+  return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,34 @@
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/library.h>
+
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+using at::Tensor;
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+struct Swiglu : torch::autograd::Function<Swiglu> {
+  static Tensor forward(AutogradContext* ctx, const Tensor& h) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    ctx->save_for_backward({h});
+    return ops::swiglu(h);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined()) return {Tensor()};
+    TORCH_CHECK(!c10::GradMode::is_enabled(), "swiglu: a second derivative is not implemented");
+    const Tensor h = ctx->get_saved_variables()[0];
+    return {ops::swiglu_backward(grads[0].to(h.scalar_type()), h)};
+  }
+};
+
+Tensor swiglu_autograd(const Tensor& h) { return Swiglu::apply(h); }
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(moxie, Autograd, m) { m.impl("swiglu", TORCH_FN(swiglu_autograd)); }
+
+}  // namespace moxie::ops

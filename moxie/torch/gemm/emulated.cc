@@ -1,0 +1,208 @@
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "moxie/core/gemm/decode.h"
+#include "moxie/core/row_scale/dequantize_row_scale.h"
+#include "moxie/torch/exec.h"
+#include "moxie/torch/gemm/products.h"
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+// ---- the whole operand, in its natural order
+// -----------------------------------------------------
+
+enum class Kind : uint8_t { kRowwiseTokens, kColwiseTokens, kRowwiseWeights, kColwiseWeights };
+
+Kind kind_of_a(Pass pass) {
+  return pass == Pass::kWgrad ? Kind::kColwiseTokens : Kind::kRowwiseTokens;
+}
+
+Kind kind_of_b(Pass pass) {
+  switch (pass) {
+    case Pass::kForward: return Kind::kRowwiseWeights;
+    case Pass::kDgrad: return Kind::kColwiseWeights;
+    case Pass::kWgrad: break;
+  }
+  return Kind::kColwiseTokens;
+}
+
+Form form_of(Kind kind) {
+  return kind == Kind::kRowwiseTokens || kind == Kind::kRowwiseWeights ? Form::kRowwise
+                                                                       : Form::kColwise;
+}
+
+Block block_of(const PassArgs& args, Kind kind, bool is_a) {
+  switch (kind) {
+    case Kind::kRowwiseTokens: return args.recipe.activations;
+    case Kind::kColwiseTokens: return is_a ? args.recipe.wgrad_dy : args.recipe.wgrad_x;
+    case Kind::kRowwiseWeights: return args.recipe.weights;
+    case Kind::kColwiseWeights: break;
+  }
+  return args.recipe.weights_t();
+}
+
+Tensor decode_rows(const PassArgs& args, const Quantized& operand, Kind kind,
+                   at::ScalarType dtype) {
+  const DeviceScope scope(operand.data.device());
+  const Tensor qdata = dense(operand.data), scale = dense(*operand.scale);
+  const bool colwise = form_of(kind) == Form::kColwise, stack = qdata.dim() == 3;
+  std::vector<int64_t> sizes = qdata.sizes().vec();
+  if (colwise && stack) sizes = {sizes[0], sizes[2], sizes[1]};
+  if (colwise && !stack) sizes = {args.num_rows, sizes[0]};
+  const Tensor x = at::empty(sizes, qdata.options().dtype(dtype));
+  const OptionalTensor offs = stack ? std::nullopt : dense(args.offs);
+  dequantize_row_scale({.form = form_of(kind),
+                        .qdata = const_view<e4m3>(qdata),
+                        .scale = const_view<float>(scale),
+                        .offs = offs_view(offs),
+                        .x = float_view(x)},
+                       scope.exec());
+  return x;
+}
+
+Tensor decode_whole(const PassArgs& args, const Quantized& operand, Kind kind, bool is_a) {
+  if (!operand.scale) return operand.data;
+  // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
+  const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
+  const auto dtype = wide ? at::kFloat : at::kBFloat16;
+  if (args.recipe.scaling == Scaling::kRow) return decode_rows(args, operand, kind, dtype);
+  const std::string block = name(block_of(args, kind, is_a));
+  const bool stack = operand.data.dim() == 3;
+  const DequantizeOptions options{
+      .offs = stack ? std::nullopt : args.offs, .block = block, .dtype = dtype};
+  if (form_of(kind) == Form::kRowwise)
+    return dequantize_rowwise(operand.data, *operand.scale, options);
+  return dequantize_colwise(operand.data, *operand.scale,
+                            stack ? operand.data.size(2) : args.num_rows, options);
+}
+
+// ---- a CPU: panel by panel
+// -----------------------------------------------------------------------
+
+// Rows of either operand that are decoded at a time. 1024 rows of 1024 to 8192 are 2 to 16 MB in
+// bf16, what a core's caches hold or nearly; each is multiplied with about as many, so decoding is
+// one operation in about a thousand.
+constexpr int64_t kPanelRows = 1024;
+
+GemmOperand operand_of(const Tensor& qdata, const Tensor& scale, Block block, Form form) {
+  return {const_view<e4m3>(qdata), const_view<e8m0>(scale), outer_of(block, form),
+          k_of(block, form)};
+}
+
+// An operand of which one panel at a time is decoded.
+class Panelled {
+ public:
+  Panelled(const PassArgs& args, const Quantized& operand, Kind kind, bool is_a)
+      : qdata_(dense(operand.data)),
+        scale_(dense(*operand.scale)),
+        operand_(operand_of(qdata_, scale_, block_of(args, kind, is_a), form_of(kind))),
+        dtype_(args.dtype) {}
+
+  int64_t outer() const { return qdata_.size(-2); }
+  int64_t k() const { return qdata_.size(-1); }
+  int64_t k_block() const { return operand_.k_block; }
+
+  struct Range {
+    int64_t matrix, first_outer, outers, first_k, ks;
+  };
+  Tensor decode(const Range& range, const Exec& exec) {
+    const int64_t count = range.outers * range.ks;
+    if (!buffer_.defined() || buffer_.numel() < count)
+      buffer_ = at::empty({count}, qdata_.options().dtype(dtype_));
+    const Tensor out = buffer_.narrow(0, 0, count).view({range.outers, range.ks});
+    moxie::decode({.operand = operand_,
+                   .matrix = range.matrix,
+                   .first_outer = range.first_outer,
+                   .first_k = range.first_k,
+                   .out = float_view(out)},
+                  exec);
+    return out;
+  }
+
+ private:
+  Tensor qdata_, scale_, buffer_;
+  GemmOperand operand_;
+  at::ScalarType dtype_;
+};
+
+// out[i, j] = a[i] . b[j] over [first_k, first_k + ks): i counts rows from first_a, j all of b.
+struct PanelProduct {
+  int64_t matrix, first_a, rows, first_k, ks;
+  OptionalTensor bias;  // [all of b]
+  bool add;
+};
+
+void multiply_panels(const PanelProduct& what, Panelled& a, Panelled& b, const Tensor& out,
+                     const Exec& exec) {
+  for (int64_t i = 0; i < what.rows; i += kPanelRows) {
+    const int64_t rows = min(kPanelRows, what.rows - i);
+    const Tensor left = a.decode({0, what.first_a + i, rows, what.first_k, what.ks}, exec);
+    for (int64_t j = 0; j < b.outer(); j += kPanelRows) {
+      const int64_t cols = min(kPanelRows, b.outer() - j);
+      const Tensor right = b.decode({what.matrix, j, cols, what.first_k, what.ks}, exec).t();
+      Tensor to = out.narrow(0, i, rows).narrow(1, j, cols);
+      if (what.add)
+        to.addmm_(left, right);
+      else if (what.bias)
+        at::addmm_out(to, what.bias->narrow(0, j, cols), left, right);
+      else
+        at::mm_out(to, left, right);
+    }
+  }
+}
+
+Tensor multiply_by_panels(const PassArgs& args) {
+  const DeviceScope scope(args.a.data.device());
+  const Tensor out = args.allocate();
+  const bool wgrad = args.pass == Pass::kWgrad;
+  Panelled a(args, args.a, kind_of_a(args.pass), true);
+  Panelled b(args, args.b, kind_of_b(args.pass), false);
+  const OptionalTensor offs = dense(args.offs);
+  const Panels panels =
+      make_panels(name(args.pass), {args.num_rows, a.k()}, offs_view(offs), Backend::kCpu);
+  Panel panel = first_panel();
+  for (int64_t g = 0; g < panels.count; ++g) {
+    panel = next_panel(panels, panel, wgrad ? a.k_block() : 1);
+    if (wgrad) {
+      multiply_panels({.matrix = 0,
+                       .first_a = 0,
+                       .rows = a.outer(),
+                       .first_k = panel.padded,
+                       .ks = panel.rows,
+                       .bias = {},
+                       .add = args.add_to.has_value()},
+                      a, b, out.select(0, g), scope.exec());
+      continue;
+    }
+    PanelProduct what{.matrix = g,
+                      .first_a = panel.begin,
+                      .rows = panel.rows,
+                      .first_k = 0,
+                      .ks = a.k(),
+                      .bias = {},
+                      .add = false};
+    if (args.bias)
+      what.bias = (args.bias->dim() == 2 ? args.bias->select(0, g) : *args.bias).to(args.dtype);
+    multiply_panels(what, a, b, out.narrow(0, panel.begin, panel.rows), scope.exec());
+  }
+  const int64_t covered = panel.begin + panel.rows;
+  if (!wgrad) out.narrow(0, covered, args.num_rows - covered).zero_();
+  return out;
+}
+
+}  // namespace
+
+Tensor multiply_emulated(const PassArgs& args) {
+  const bool by_panels = args.a.data.is_cpu() && args.recipe.scaling == Scaling::kBlock &&
+                         args.a.scale && args.b.scale;
+  if (by_panels) return multiply_by_panels(args);
+  PassArgs decoded = args;
+  decoded.a = {decode_whole(args, args.a, kind_of_a(args.pass), true), {}};
+  decoded.b = {decode_whole(args, args.b, kind_of_b(args.pass), false), {}};
+  return multiply_plain(decoded);
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,91 @@
+// The passes on FP8 tensor cores.
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/_scaled_grouped_mm.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include "moxie/core/gemm/grouped_mm.h"
+#include "moxie/torch/exec.h"
+#include "moxie/torch/gemm/products.h"
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+GemmOperand operand_of(const Quantized& operand, Block block, Form form) {
+  return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale), outer_of(block, form),
+          k_of(block, form)};
+}
+
+Quantized dense(const Quantized& operand) {
+  return {ops::dense(operand.data), ops::dense(operand.scale)};
+}
+
+}  // namespace
+
+OptionalTensor multiply_sm90(const PassArgs& args) {
+  const DeviceScope scope(args.a.data.device());
+  const Quantized a = dense(args.a), b = dense(args.b);
+  const OptionalTensor offs = ops::dense(args.offs), bias = ops::dense(args.bias);
+  const Recipe& recipe = args.recipe;
+  if (!a.scale || !b.scale) return std::nullopt;
+  if (args.pass == Pass::kWgrad) {
+    GroupedWgradArgs problem{
+        .a = operand_of(a, recipe.wgrad_dy, Form::kColwise),
+        .b = operand_of(b, recipe.wgrad_x, Form::kColwise),
+        .rows = args.num_rows,
+        .offs = offs_view(offs),
+        .out = {nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16, args.out},
+        .sum = args.sum()};
+    if (!why_not_sm90(problem).empty()) return std::nullopt;
+    const Tensor out = args.allocate();
+    problem.out = float_view(out);
+    grouped_wgrad(problem, scope.exec());
+    return out;
+  }
+  const bool forward = args.pass == Pass::kForward;
+  GroupedMmArgs problem{
+      .a = operand_of(a, recipe.activations, Form::kRowwise),
+      .b = forward ? operand_of(b, recipe.weights, Form::kRowwise)
+                   : operand_of(b, recipe.weights_t(), Form::kColwise),
+      .offs = offs_view(offs),
+      .bias = std::nullopt,
+      .out = {nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16, args.out}};
+  if (bias) problem.bias = const_float_view(*bias);
+  if (!why_not_sm90(problem).empty()) return std::nullopt;
+  const Tensor out = args.allocate();
+  problem.out = float_view(out);
+  grouped_mm(problem, scope.exec());
+  return out;
+}
+
+Tensor multiply_sm100(const PassArgs& args) {
+  const DeviceScope scope(args.a.data.device());
+  const bool wgrad = args.pass == Pass::kWgrad;
+  const Quantized a = dense(args.a), b = dense(args.b);
+  const Tensor offs =
+      args.offs ? *args.offs : at::zeros({1}, a.data.options().dtype(at::kInt)) + args.num_rows;
+  const auto product = [&](const Tensor& ends) {
+    return at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends, /*bias=*/{},
+                                  /*scale_result=*/{}, at::kBFloat16);
+  };
+  if (!wgrad) {
+    const Tensor out = product(offs);
+    const OptionalTensor bias = ops::dense(args.bias);
+    std::optional<ConstFloatView> bias_view;
+    if (bias) bias_view = const_float_view(*bias);
+    finish_rows({.offs = const_view<int32_t>(offs), .bias = bias_view, .out = float_view(out)},
+                scope.exec());
+    return out.to(args.dtype);
+  }
+  // Its contraction is over rows as they are padded. What it does not write, the results of groups
+  // without rows, may hold anything.
+  const Tensor out = product(padded_offs(offs, args.recipe.wgrad_x.rows));
+  const Tensor rows = at::diff(offs, 1, -1, at::zeros({1}, offs.options()));
+  const Tensor dw =
+      at::where((rows > 0).view({-1, 1, 1}), out, at::zeros({}, out.options())).to(args.dtype);
+  return args.add_to ? args.add_to->add_(dw) : dw;
+}
+
+}  // namespace moxie::ops

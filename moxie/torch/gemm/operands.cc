@@ -1,0 +1,141 @@
+#include "moxie/torch/gemm/operands.h"
+
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops {
+namespace {
+
+const char* text(ScaleLayout layout) {
+  return layout == ScaleLayout::kPlain ? "plain" : "swizzled";
+}
+
+// What a pass without quantization multiplies: bf16, unless the recipe keeps the dtype.
+Tensor high_precision_operand(const Recipe& recipe, const Tensor& x) {
+  return recipe.keeps_dtype ? x : x.to(at::kBFloat16);
+}
+
+Forms quantize_by_row(const Tensor& x, const OptionalTensor& offs, Need need) {
+  Forms forms;
+  if (need != Need::kColwise) {
+    auto [qdata, scale] = quantize_per_row(x, offs);
+    forms.rowwise = {qdata, scale};
+  }
+  if (need != Need::kRowwise) {
+    auto [qdata_t, scale_t] = quantize_per_col(x, offs);
+    forms.colwise = {qdata_t, scale_t};
+  }
+  return forms;
+}
+
+struct Blocks {
+  Block rowwise, colwise;
+};
+
+Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor& offs,
+                        const Blocks& blocks, Need need) {
+  const std::string rowwise = name(blocks.rowwise), colwise = name(blocks.colwise);
+  const QuantizeOptions options{.offs = offs,
+                                .rowwise_block = rowwise,
+                                .colwise_block = colwise,
+                                .rule = name(plan.recipe.rule),
+                                .scale_layout = text(plan.layout())};
+  switch (need) {
+    case Need::kRowwise: {
+      auto [qdata, scale] = quantize_rowwise(x, options);
+      return {{qdata, scale}, {}};
+    }
+    case Need::kColwise: {
+      auto [qdata_t, scale_t] = quantize_colwise(x, options);
+      return {{}, {qdata_t, scale_t}};
+    }
+    case Need::kBoth: break;
+  }
+  auto [qdata, scale, qdata_t, scale_t] = quantize_both(x, options);
+  return {{qdata, scale}, {qdata_t, scale_t}};
+}
+
+}  // namespace
+
+Plan make_plan(std::string_view recipe, const Tensor& w, const char* op) {
+  Plan plan{parse_recipe(recipe, op), std::string(recipe), Path::kEmulated};
+  // Sizes of w are fixed in any model; on a CPU they are not even looked at.
+  const bool sizes_matter = w.is_cuda();
+  plan.path = choose_path(plan.recipe, w.device(),
+                          sizes_matter ? w.sym_size(1).guard_int(__FILE__, __LINE__) : 0,
+                          sizes_matter ? w.sym_size(2).guard_int(__FILE__, __LINE__) : 0)
+                  .path;
+  return plan;
+}
+
+Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
+                      Need need) {
+  const Recipe& recipe = plan.recipe;
+  if (!recipe.quantizes()) {
+    const Tensor plain = high_precision_operand(recipe, x);
+    return {{plain, {}}, {plain, {}}};
+  }
+  if (recipe.quantizes_wgrad() || need == Need::kRowwise) {
+    if (recipe.scaling == Scaling::kRow) return quantize_by_row(x, offs, need);
+    const Block colwise = role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy;
+    return quantize_by_block(plan, x, offs, {recipe.activations, colwise}, need);
+  }
+  Forms forms;
+  if (need == Need::kBoth) forms = quantize_tokens(plan, x, offs, role, Need::kRowwise);
+  forms.colwise = {x.to(at::kBFloat16), {}};
+  return forms;
+}
+
+Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
+  const Recipe& recipe = plan.recipe;
+  if (!recipe.quantizes()) {
+    const Tensor plain = high_precision_operand(recipe, w);
+    return {{plain, {}}, {plain, {}}};
+  }
+  if (recipe.scaling == Scaling::kRow) return quantize_by_row(w, {}, need);
+  return quantize_by_block(plan, w, {}, {recipe.weights, recipe.weights_t()}, need);
+}
+
+void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out) {
+  const auto& [rowwise, colwise] = out;
+  if (plan.recipe.scaling == Scaling::kRow) {
+    quantize_per_row_out(w, {}, rowwise.data, *rowwise.scale);
+    quantize_per_col_out(w, {}, colwise.data, *colwise.scale);
+    return;
+  }
+  const std::string row = name(plan.recipe.weights), col = name(plan.recipe.weights_t());
+  quantize_both_out(w,
+                    {.rowwise_block = row,
+                     .colwise_block = col,
+                     .rule = name(plan.recipe.rule),
+                     .scale_layout = text(plan.layout())},
+                    rowwise.data, *rowwise.scale, colwise.data, *colwise.scale);
+}
+
+Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
+  // Swizzled scales stand for 1 x 32 each, whatever the block was.
+  const bool swizzled = plan.layout() == ScaleLayout::kSwizzled;
+  const Tensor scale =
+      swizzled ? unswizzle_scale(*x.scale, x.data.sym_size(0), (x.data.sym_size(1) + 31) / 32, offs)
+               : *x.scale;
+  const std::string from = swizzled ? "1x32" : name(plan.recipe.activations);
+  const std::string to = name(plan.recipe.wgrad_x);
+  auto [qdata_t, scale_t] = requantize(x.data, scale,
+                                       {.offs = offs,
+                                        .rowwise_block = from,
+                                        .colwise_block = to,
+                                        .rule = name(plan.recipe.rule),
+                                        .scale_layout = text(plan.layout())});
+  return {qdata_t, scale_t};
+}
+
+bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::SymInt& groups) {
+  if (recipe.scaling != Scaling::kBlock || !recipe.quantizes_wgrad()) return true;
+  const int64_t block = recipe.wgrad_x.rows;
+  const c10::SymInt padded = padded_rows(rows, groups, block);
+  // Blocks of 128 rows promise half the memory of bf16 (0.55 with scales and padding). Blocks of 32
+  // promise what quantizing x itself gives, for as long as that is smaller than bf16.
+  const c10::SymInt limit = block == 128 ? rows * 109 / 100 : rows * 2;
+  return padded.sym_le(limit).guard_bool(__FILE__, __LINE__);
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,49 @@
+// The operands of the three passes, made from x, w and dy as a recipe says.
+#pragma once
+
+#include "moxie/torch/gemm/path.h"
+#include "moxie/torch/view.h"
+
+namespace moxie::ops {
+
+// A tensor as a pass takes it. Without a scale it is in high precision and in its natural order.
+struct Quantized {
+  Tensor data;
+  OptionalTensor scale;
+};
+
+struct Forms {
+  Quantized rowwise;  // contracted over columns
+  Quantized colwise;  // contracted over rows, stored transposed
+};
+
+enum class Need : uint8_t { kRowwise, kColwise, kBoth };
+
+// How recipe, device and sizes of w decide the operands.
+struct Plan {
+  Recipe recipe;
+  std::string text;  // the recipe's
+  Path path;
+
+  ScaleLayout layout() const { return layout_of(path); }
+};
+
+Plan make_plan(std::string_view recipe, const Tensor& w, const char* op);
+
+// x or dy [R, C]. The blocks of the colwise form are those of wgrad_x or wgrad_dy.
+enum class Role : uint8_t { kX, kDy };
+Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
+                      Need need);
+// w [G, N, K]
+Forms quantize_weights(const Plan& plan, const Tensor& w, Need need);
+// The same into tensors that are there already.
+void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out);
+// The colwise form of x from its rowwise one.
+Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
+
+// Whether x is saved for backward in the colwise form, which wgrad reads, or in the rowwise form,
+// to be requantized. A colwise group is padded to the block, in a buffer sized for the worst case
+// (docs/NUMERICS.md, section 9).
+bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::SymInt& groups);
+
+}  // namespace moxie::ops

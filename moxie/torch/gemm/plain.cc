@@ -1,0 +1,98 @@
+#include <ATen/ops/_grouped_mm.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
+
+#include "moxie/torch/exec.h"
+#include "moxie/torch/gemm/products.h"
+
+namespace moxie::ops {
+
+Tensor PassArgs::allocate() const {
+  if (add_to) return *add_to;
+  return at::empty(at::IntArrayRef(out.size.data(), static_cast<size_t>(out.dims)),
+                   a.data.options().dtype(dtype));
+}
+
+namespace {
+
+// One product per group.
+Tensor multiply_cpu(const PassArgs& args) {
+  const Tensor out = args.allocate();
+  // f32 results come from f32 products; bf16 ones are summed in f32 by the product itself.
+  const Tensor a = args.a.data.to(out.scalar_type()), b = args.b.data.to(out.scalar_type());
+  const bool wgrad = args.pass == Pass::kWgrad;
+  const OptionalTensor offs = dense(args.offs);
+  const Panels panels =
+      make_panels(name(args.pass), {args.num_rows, a.size(1)}, offs_view(offs), Backend::kCpu);
+  Panel panel = first_panel();
+  for (int64_t g = 0; g < panels.count; ++g) {
+    panel = next_panel(panels, panel, 1);
+    const Tensor rows = a.narrow(0, panel.begin, panel.rows);
+    if (wgrad) {
+      Tensor to = out.select(0, g);
+      const Tensor x = b.narrow(0, panel.begin, panel.rows);
+      if (args.add_to)
+        to.addmm_(rows.t(), x);
+      else
+        at::mm_out(to, rows.t(), x);
+      continue;
+    }
+    if (panel.rows == 0) continue;
+    Tensor to = out.narrow(0, panel.begin, panel.rows);
+    const Tensor w = args.pass == Pass::kForward ? b.select(0, g).t() : b.select(0, g);
+    if (args.bias) {
+      const Tensor bias = args.bias->dim() == 2 ? args.bias->select(0, g) : *args.bias;
+      at::addmm_out(to, bias.to(out.scalar_type()), rows, w);
+    } else {
+      at::mm_out(to, rows, w);
+    }
+  }
+  const int64_t covered = panel.begin + panel.rows;
+  if (!wgrad) out.narrow(0, covered, args.num_rows - covered).zero_();
+  return out;
+}
+
+// torch's grouped product takes bf16 in and out, and rows of whole 16 bytes.
+bool takes_grouped_mm(const PassArgs& args, const Tensor& a, const Tensor& b) {
+  constexpr int64_t kAligned = 16 / sizeof(bf16);
+  const bool wgrad = args.pass == Pass::kWgrad;
+  return args.offs && !args.add_to && a.scalar_type() == at::kBFloat16 &&
+         args.dtype == at::kBFloat16 && a.numel() > 0 && b.numel() > 0 &&
+         a.size(1) % kAligned == 0 && b.size(-1) % kAligned == 0 &&
+         (wgrad || b.size(-2) % kAligned == 0);
+}
+
+Tensor multiply_cuda(const PassArgs& args) {
+  const DeviceScope scope(args.a.data.device());
+  const Tensor a = dense(args.a.data), b = dense(args.b.data);
+  const OptionalTensor offs = dense(args.offs), bias = dense(args.bias);
+  std::optional<ConstFloatView> bias_view;
+  if (bias) bias_view = const_float_view(*bias);
+  if (takes_grouped_mm(args, a, b)) {
+    // dy transposed times x is the order in which torch allows groups without rows.
+    if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);
+    const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, offs);
+    finish_rows({.offs = const_view<int32_t>(*offs), .bias = bias_view, .out = float_view(out)},
+                scope.exec());
+    return out;
+  }
+  const Tensor out = args.allocate();
+  product({.pass = args.pass,
+           .a = const_float_view(a),
+           .b = const_float_view(b),
+           .offs = offs_view(offs),
+           .bias = bias_view,
+           .out = float_view(out),
+           .sum = args.sum()},
+          scope.exec());
+  return out;
+}
+
+}  // namespace
+
+Tensor multiply_plain(const PassArgs& args) {
+  return args.a.data.is_cpu() ? multiply_cpu(args) : multiply_cuda(args);
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,35 @@
+// The three passes on each path. Arguments arrive checked; nothing here is differentiable.
+#pragma once
+
+#include "moxie/core/gemm/product.h"
+#include "moxie/torch/gemm/operands.h"
+
+namespace moxie::ops {
+
+struct PassArgs {
+  Pass pass;
+  Recipe recipe;
+  Quantized a;            // forward x [R, K]; dgrad dy [R, N]; wgrad dy_t [N, R'], or dy [R, N]
+  Quantized b;            // w [G, N, K]; w_t [G, K, N], or w; x_t [K, R'], or x [R, K]
+  OptionalTensor offs;    // [G]; absent: one group
+  OptionalTensor bias;    // forward
+  OptionalTensor add_to;  // wgrad: the f32 gradient to add to, instead of a result of its own
+  Shape out;              // [R, N]; [R, K]; [G, N, K]
+  at::ScalarType dtype;   // of the result
+
+  int64_t num_rows = 0;  // R
+  Sum sum() const { return add_to ? Sum::kAdd : Sum::kOverwrite; }
+  Tensor allocate() const;  // add_to, if there is one
+};
+
+// Operands in high precision and natural order: at::mm per group on a CPU, torch's grouped product
+// or core's plain one on a GPU.
+Tensor multiply_plain(const PassArgs& args);
+// Decoded operands through multiply_plain(), or panel by panel on a CPU.
+Tensor multiply_emulated(const PassArgs& args);
+// Core's Hopper kernel; nothing if it does not take the problem.
+OptionalTensor multiply_sm90(const PassArgs& args);
+// torch's _scaled_grouped_mm, with swizzled scales.
+Tensor multiply_sm100(const PassArgs& args);
+
+}  // namespace moxie::ops

@@ -1,0 +1,75 @@
+#include "moxie/core/swiglu/swiglu.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/silu.h>
+#include <ATen/ops/silu_backward.h>
+
+#include "moxie/torch/exec.h"
+#include "moxie/torch/ops/register.h"
+#include "moxie/torch/view.h"
+
+namespace moxie::ops {
+namespace {
+
+SymShape check_h(const char* op, const Tensor& h) {
+  if (h.scalar_type() != at::kDouble) check_float({op, "h", h});
+  TORCH_CHECK_VALUE(h.dim() == 2, op, ": h must be [rows, 2 * hidden_dim], got ", h.dim(), " dims");
+  const c10::SymInt cols = h.sym_size(1);
+  TORCH_CHECK_VALUE((cols % 2).sym_eq(0).expect_true(__FILE__, __LINE__), op,
+                    ": h must be [rows, 2 * hidden_dim], got ", cols, " columns");
+  return {h.sym_size(0), cols / 2};
+}
+
+// Double is for tests that take derivatives: torch's own ops do it.
+bool is_double(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
+
+Tensor in_double(const Tensor& h) {
+  const auto halves = h.chunk(2, 1);
+  return at::silu(halves[0]) * halves[1];
+}
+
+Tensor backward_in_double(const Tensor& da, const Tensor& h) {
+  const auto halves = h.chunk(2, 1);
+  return at::cat({at::silu_backward(da * halves[1], halves[0]), da * at::silu(halves[0])}, 1);
+}
+
+Tensor swiglu_op(const Tensor& h) {
+  return with_op("swiglu", [&] {
+    const auto out = allocate({{"a", h.scalar_type(), check_h("swiglu", h)}}, h);
+    if (h.is_meta()) return out[0];
+    const DeviceScope scope(h.device());
+    const Tensor from = dense(h);
+    if (is_double(h)) return in_double(from);
+    swiglu({.h = const_float_view(from), .a = float_view(out[0])}, scope.exec());
+    return out[0];
+  });
+}
+
+Tensor swiglu_backward_op(const Tensor& da, const Tensor& h) {
+  constexpr const char* kOp = "swiglu_backward";
+  return with_op(kOp, [&] {
+    check_shape({kOp, "da", da}, check_h(kOp, h));
+    check_device({kOp, "da", da}, h);
+    TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), kOp, ": da must be ", h.scalar_type(),
+                     " as h, got ", da.scalar_type());
+    const auto out = allocate({{"dh", h.scalar_type(), sym_shape(h)}}, h);
+    if (h.is_meta()) return out[0];
+    const DeviceScope scope(h.device());
+    const Tensor grad = dense(da), from = dense(h);
+    if (is_double(h)) return backward_in_double(grad, from);
+    swiglu_backward(
+        {.da = const_float_view(grad), .h = const_float_view(from), .dh = float_view(out[0])},
+        scope.exec());
+    return out[0];
+  });
+}
+
+}  // namespace
+
+void register_swiglu(torch::Library& m) {
+  m.impl("swiglu", TORCH_FN(swiglu_op));
+  m.impl("swiglu_backward", TORCH_FN(swiglu_backward_op));
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,166 @@
+#include "moxie/torch/recipe.h"
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/layout/parse.h"
+
+namespace moxie::ops {
+namespace {
+
+constexpr Recipe with_rule(ScaleRule rule, Kernels kernels = Kernels::kAuto) {
+  Recipe recipe;
+  recipe.rule = rule;
+  recipe.kernels = kernels;
+  return recipe;
+}
+
+constexpr Recipe with_scaling(Scaling scaling) {
+  Recipe recipe;
+  recipe.scaling = scaling;
+  return recipe;
+}
+
+struct Preset {
+  const char* name;
+  Recipe recipe;
+};
+
+const Preset kPresets[] = {
+    {"bf16", with_scaling(Scaling::kNone)},
+    {"fp8_rowwise", with_scaling(Scaling::kRow)},
+    {"mxfp8_rceil", with_rule(ScaleRule::kRceil)},
+    {"mxfp8_floor", with_rule(ScaleRule::kFloor)},
+    {"mxfp8_rceil_wgrad_with_hp", {.wgrad = Wgrad::kHighPrecision}},
+    {"mxfp8_emulated_rceil", with_rule(ScaleRule::kRceil, Kernels::kEmulated)},
+    {"mxfp8_emulated_floor", with_rule(ScaleRule::kFloor, Kernels::kEmulated)},
+    {"mxfp8_emulated_ceil", with_rule(ScaleRule::kCeil, Kernels::kEmulated)},
+    {"mxfp8_emulated_even", with_rule(ScaleRule::kEven, Kernels::kEmulated)},
+    {"mxfp8_rceil_32x32", {.weights = {32, 32}}},
+    {"mxfp8_rceil_128",
+     {.activations = {1, 128}, .weights = {128, 128}, .wgrad_dy = {128, 1}, .wgrad_x = {128, 32}}},
+    {"identity", {.scaling = Scaling::kNone, .keeps_dtype = true}},
+};
+
+bool parse_bool(std::string_view text, std::string_view op, std::string_view field) {
+  if (text == "true") return true;
+  if (text == "false") return false;
+  fail(op, ": recipe field ", field, " must be true or false, got '", text, "'");
+}
+
+std::optional<at::ScalarType> parse_out(std::string_view text, std::string_view op) {
+  if (text == "bfloat16") return at::kBFloat16;
+  if (text == "float32") return at::kFloat;
+  if (text == "input") return std::nullopt;
+  fail(op, ": recipe field out must be bfloat16, float32 or input, got '", text, "'");
+}
+
+void set_field(Recipe& recipe, std::string_view field, std::string_view text, std::string_view op) {
+  const std::string argument = "recipe field " + std::string(field);
+  if (field == "rule") {
+    recipe.rule = parse_rule(text, op);
+  } else if (field == "activations") {
+    recipe.activations = parse_block(text, op, argument);
+  } else if (field == "weights") {
+    recipe.weights = parse_block(text, op, argument);
+  } else if (field == "wgrad_dy") {
+    recipe.wgrad_dy = parse_block(text, op, argument);
+  } else if (field == "wgrad_x") {
+    recipe.wgrad_x = parse_block(text, op, argument);
+  } else if (field == "wgrad_with_hp") {
+    recipe.wgrad = parse_bool(text, op, field) ? Wgrad::kHighPrecision : Wgrad::kQuantized;
+  } else if (field == "kernels") {
+    MOXIE_CHECK(text == "auto" || text == "emulated", op,
+                ": recipe field kernels must be auto or emulated, got '", text, "'");
+    recipe.kernels = text == "auto" ? Kernels::kAuto : Kernels::kEmulated;
+  } else if (field == "out") {
+    recipe.out = parse_out(text, op);
+  } else {
+    fail(op, ": a recipe has no field '", field,
+         "'; there are rule, activations, weights, wgrad_dy, wgrad_x, wgrad_with_hp, kernels, out");
+  }
+}
+
+// The preset as it stands, and its fields when no block is scaled: those must not be changed.
+void check_recipe(const Recipe& recipe, const Recipe& preset, std::string_view op) {
+  if (recipe.scaling != Scaling::kBlock) {
+    const Recipe& a = recipe;
+    MOXIE_CHECK(a.rule == preset.rule && a.activations == preset.activations &&
+                    a.weights == preset.weights && a.wgrad_dy == preset.wgrad_dy &&
+                    a.wgrad_x == preset.wgrad_x,
+                op,
+                ": this recipe has no blocks, so rule, activations, weights, wgrad_dy and "
+                "wgrad_x cannot be set");
+    MOXIE_CHECK(recipe.scaling == Scaling::kRow || a.wgrad == Wgrad::kQuantized, op,
+                ": this recipe quantizes nothing, so wgrad_with_hp cannot be set");
+    return;
+  }
+  MOXIE_CHECK(recipe.activations.rows == 1, op,
+              ": recipe field activations must be one row tall (1x32 or 1x128), as blocks must not "
+              "reach into another group, got ",
+              name(recipe.activations));
+  MOXIE_CHECK(is_operand_block(recipe.weights, Form::kRowwise), op,
+              ": recipe field weights must span at least 32 columns, which forward contracts, got ",
+              name(recipe.weights));
+  for (const auto& [field, block] :
+       {std::pair{"wgrad_dy", recipe.wgrad_dy}, std::pair{"wgrad_x", recipe.wgrad_x}})
+    MOXIE_CHECK(is_operand_block(block, Form::kColwise), op, ": recipe field ", field,
+                " must span at least 32 rows, which wgrad contracts, got ", name(block));
+  MOXIE_CHECK(recipe.wgrad_dy.rows == recipe.wgrad_x.rows, op,
+              ": recipe fields wgrad_dy and wgrad_x must have as many rows, because each group is "
+              "padded to them, got ",
+              name(recipe.wgrad_dy), " and ", name(recipe.wgrad_x));
+}
+
+const Preset& find_preset(std::string_view text, std::string_view op) {
+  for (const Preset& preset : kPresets)
+    if (preset.name == text) return preset;
+  std::string all;
+  for (const auto& one : recipe_names()) all += (all.empty() ? "" : ", ") + one;
+  fail(op, ": there is no recipe '", text, "'; there are ", all);
+}
+
+}  // namespace
+
+std::vector<std::string> recipe_names() {
+  std::vector<std::string> names;
+  for (const Preset& preset : kPresets)
+    if (!preset.recipe.keeps_dtype) names.emplace_back(preset.name);
+  return names;
+}
+
+Recipe parse_recipe(std::string_view text, std::string_view op) {
+  const size_t colon = text.find(':');
+  const Preset& preset = find_preset(text.substr(0, colon), op);
+  Recipe recipe = preset.recipe;
+  std::string_view rest = colon == text.npos ? "" : text.substr(colon + 1);
+  while (!rest.empty()) {
+    const size_t comma = rest.find(',');
+    const std::string_view field = rest.substr(0, comma);
+    const size_t equals = field.find('=');
+    MOXIE_CHECK(equals != field.npos, op, ": a recipe's fields are written name=value, got '",
+                field, "'");
+    set_field(recipe, field.substr(0, equals), field.substr(equals + 1), op);
+    rest = comma == rest.npos ? "" : rest.substr(comma + 1);
+  }
+  check_recipe(recipe, preset.recipe, op);
+  return recipe;
+}
+
+std::string to_text(const Recipe& recipe) {
+  const std::string kernels = recipe.kernels == Kernels::kAuto ? "auto" : "emulated";
+  const std::string out = !recipe.out                 ? "input"
+                          : *recipe.out == at::kFloat ? "float32"
+                                                      : "bfloat16";
+  const std::string ends = "kernels=" + kernels + ",out=" + out;
+  const std::string hp = recipe.wgrad == Wgrad::kHighPrecision ? "true" : "false";
+  switch (recipe.scaling) {
+    case Scaling::kNone: return (recipe.keeps_dtype ? "identity:" : "bf16:") + ends;
+    case Scaling::kRow: return "fp8_rowwise:wgrad_with_hp=" + hp + "," + ends;
+    case Scaling::kBlock: break;
+  }
+  return "mxfp8_rceil:rule=" + std::string(name(recipe.rule)) +
+         ",activations=" + name(recipe.activations) + ",weights=" + name(recipe.weights) +
+         ",wgrad_dy=" + name(recipe.wgrad_dy) + ",wgrad_x=" + name(recipe.wgrad_x) +
+         ",wgrad_with_hp=" + hp + "," + ends;
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,61 @@
+// A recipe says how each operand of the three passes is quantized. Written as text it is the name
+// of a preset, or one with some fields changed: "mxfp8_rceil_128",
+// "mxfp8_rceil:rule=floor,out=float32".
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "moxie/core/format/block.h"
+#include "moxie/core/format/e8m0.h"
+#include "moxie/core/layout/shape.h"
+
+namespace moxie::ops {
+
+enum class Scaling : uint8_t {
+  kNone,  // operands as they are: the bf16 recipe, and `identity`, which tests take derivatives of
+  kRow,   // one power-of-two f32 scale per row, or per column of a group
+  kBlock,
+};
+
+enum class Wgrad : uint8_t { kQuantized, kHighPrecision };
+
+enum class Kernels : uint8_t {
+  kAuto,      // the fastest ones of the device that compute the recipe
+  kEmulated,  // decode, then the device's own bf16 product
+};
+
+struct Recipe {
+  Scaling scaling = Scaling::kBlock;
+  ScaleRule rule = ScaleRule::kRceil;
+  Block activations = {1, 32};  // x and dy, contracted over columns
+  Block weights = {1, 32};      // as forward contracts it; see weights_t()
+  Block wgrad_dy = {32, 1};     // dy and x, contracted over rows
+  Block wgrad_x = {32, 1};
+  Wgrad wgrad = Wgrad::kQuantized;
+  Kernels kernels = Kernels::kAuto;
+  bool keeps_dtype = false;                          // identity: any dtype, double too
+  std::optional<at::ScalarType> out = std::nullopt;  // of y; as x if absent
+
+  bool operator==(const Recipe&) const = default;
+
+  bool quantizes() const { return scaling != Scaling::kNone; }
+  bool quantizes_wgrad() const { return quantizes() && wgrad == Wgrad::kQuantized; }
+  // The block of w as dgrad contracts it: a block that is one row tall turns with the contraction,
+  // any other serves both passes.
+  Block weights_t() const { return weights.rows == 1 ? Block{weights.cols, 1} : weights; }
+};
+
+// Throws Error with the op, the rule and the value for a name, field or combination that is none.
+Recipe parse_recipe(std::string_view text, std::string_view op);
+
+// Every field in words; parse_recipe() of it gives the recipe back.
+std::string to_text(const Recipe& recipe);
+
+std::vector<std::string> recipe_names();
+
+}  // namespace moxie::ops

@@ -1,0 +1,38 @@
+// w quantized once per optimizer step: the four tensors that grouped_mm takes as quantized_w.
+// Nothing is refreshed behind the caller's back (docs/RECIPES.md says why): call refresh() after
+// each change of w.
+#pragma once
+
+#include <array>
+#include <string>
+#include <vector>
+
+#include "moxie/torch/ops.h"
+
+namespace moxie {
+
+class WeightCache {
+ public:
+  explicit WeightCache(at::Tensor w, std::string recipe = "mxfp8_rceil_128");
+
+  void refresh();
+  at::ArrayRef<at::Tensor> tensors() const { return tensors_; }
+  int64_t num_bytes() const;
+
+ private:
+  at::Tensor w_;
+  std::string recipe_;
+  std::array<at::Tensor, 4> tensors_;  // qdata, scale, qdata_t, scale_t
+};
+
+// torch's C++ optimizers have no hooks: this steps one of them and then refreshes the caches of the
+// weights it has changed.
+//
+//   moxie::step(optimizer, caches);
+template <class Optimizer>
+void step(Optimizer& optimizer, std::vector<WeightCache>& caches) {
+  optimizer.step();
+  for (WeightCache& cache : caches) cache.refresh();
+}
+
+}  // namespace moxie

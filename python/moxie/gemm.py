@@ -1,0 +1,228 @@
+"""The differentiable grouped products, and the weights they take quantized.
+
+x is [R, K], rows of G groups; w is [G, N, K], a matrix per group. `offs`, int32 [G], holds the exclusive end of each group of
+rows and stays on x's device: nothing here waits for it. Any group sizes; rows past offs[-1] are in no group, and results and
+gradients there are zero, as is dw of a group without rows.
+"""
+
+from collections.abc import Sequence
+from typing import Optional, Union
+
+import torch
+from torch import Tensor
+
+from moxie.recipe import AnyRecipe
+
+_ops = torch.ops.moxie
+DEFAULT_RECIPE = "mxfp8_rceil_128"
+
+QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
+
+
+def grouped_mm(
+    x: Tensor,
+    w: Tensor,
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe = DEFAULT_RECIPE,
+    bias: Optional[Tensor] = None,
+    dtype: Optional[torch.dtype] = None,
+    quantized_w: Optional[QuantizedWeights] = None,
+    main_grad: Optional[Tensor] = None,
+) -> Tensor:
+    """y = x w^T, group by group: [R, N]. Differentiable in x, w and bias; only the gradients that are needed are computed.
+
+    `bias` is [N], or [G, N] for one per group. `dtype` of y is bf16 or f32; as x, unless the recipe says otherwise. Gradients
+    have the dtype of what they are gradients of. `quantized_w` is a `WeightCache` of w: w is then not quantized again.
+    `main_grad`, f32 [G, N, K]: backward adds dw to it, and w.grad stays as it is.
+
+    >>> x = torch.randn(10, 64, requires_grad=True)
+    >>> w = torch.randn(3, 32, 64, requires_grad=True)
+    >>> offs = torch.tensor([4, 4, 9], dtype=torch.int32)
+    >>> y = moxie.grouped_mm(x, w, offs)
+    >>> y.sum().backward()
+    >>> y.shape, w.grad[1].abs().max().item(), x.grad[9].abs().max().item()  # an empty group, a row of none
+    (torch.Size([10, 32]), 0.0, 0.0)
+    """
+    return _ops.grouped_mm(
+        x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=_tensors("grouped_mm", quantized_w, recipe),
+        main_grad=main_grad)
+
+
+def expert_mlp(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe = DEFAULT_RECIPE,
+    quantized_w13: Optional[QuantizedWeights] = None,
+    quantized_w2: Optional[QuantizedWeights] = None,
+    main_grad13: Optional[Tensor] = None,
+    main_grad2: Optional[Tensor] = None,
+) -> Tensor:
+    """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
+
+    w13 is [G, 2F, D], the gate above the up projection; w2 is [G, D, F]. The same result as the three calls.
+
+    >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
+    >>> w13, w2 = torch.randn(2, 96, 64), torch.randn(2, 64, 48)
+    >>> y = moxie.expert_mlp(x, w13, w2, offs)
+    >>> h = moxie.grouped_mm(x, w13, offs)
+    >>> torch.equal(y, moxie.grouped_mm(moxie.swiglu(h), w2, offs))
+    True
+    """
+    return _ops.expert_mlp(
+        x, w13, w2, offs, recipe=str(recipe), quantized_w13=_tensors("expert_mlp", quantized_w13, recipe),
+        quantized_w2=_tensors("expert_mlp", quantized_w2, recipe),
+        main_grad13=main_grad13, main_grad2=main_grad2)
+
+
+def quantize_weights(
+    w: Tensor, *, recipe: AnyRecipe = DEFAULT_RECIPE, out: Optional[Sequence[Tensor]] = None,
+) -> Sequence[Tensor]:
+    """Both forms of w, in the blocks of the recipe and the scale layout of the device: qdata, scale, qdata_t, scale_t.
+
+    >>> qdata, scale, qdata_t, scale_t = moxie.quantize_weights(torch.randn(4, 256, 128))
+    >>> qdata_t.shape, scale_t.shape
+    (torch.Size([4, 128, 256]), torch.Size([4, 1, 2]))
+    """
+    if out is None:
+        return _ops.quantize_weights(w, recipe=str(recipe))
+    qdata, scale, qdata_t, scale_t = out
+    _ops.quantize_weights.out(w, recipe=str(recipe), qdata=qdata, scale=scale, qdata_t=qdata_t, scale_t=scale_t)
+    return out
+
+
+# ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
+# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). A forward pass on quantized operands is
+# torch.ops.moxie.grouped_mm.quantized. Not differentiable; `dtype` is that of the result, bf16 if None.
+
+
+def grouped_dgrad(
+    dy: Tensor,
+    dy_scale: Optional[Tensor],
+    w_t: Tensor,
+    w_scale_t: Optional[Tensor],
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe,
+    dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    """dx [R, K] = dy w, from the rowwise form of dy and the colwise form of w.
+
+    >>> dy, w = torch.randn(8, 64), torch.randn(1, 64, 32)
+    >>> _, _, w_t, w_scale_t = moxie.quantize_weights(w, recipe="mxfp8_rceil")
+    >>> moxie.grouped_dgrad(*moxie.quantize_rowwise(dy), w_t, w_scale_t, recipe="mxfp8_rceil").shape
+    torch.Size([8, 32])
+    """
+    return _ops.grouped_dgrad(dy, dy_scale, w_t, w_scale_t, offs, recipe=str(recipe), dtype=dtype)
+
+
+def grouped_wgrad(
+    dy_t: Tensor,
+    dy_scale_t: Optional[Tensor],
+    x_t: Tensor,
+    x_scale_t: Optional[Tensor],
+    num_rows: int,
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe,
+    dtype: Optional[torch.dtype] = None,
+) -> Tensor:
+    """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides.
+
+    >>> dy, x = moxie.quantize_colwise(torch.randn(8, 64)), moxie.quantize_colwise(torch.randn(8, 32))
+    >>> moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil").shape
+    torch.Size([1, 64, 32])
+    """
+    return _ops.grouped_wgrad(dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), dtype=dtype)
+
+
+def grouped_wgrad_add_(
+    dw: Tensor,
+    dy_t: Tensor,
+    dy_scale_t: Optional[Tensor],
+    x_t: Tensor,
+    x_scale_t: Optional[Tensor],
+    num_rows: int,
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe,
+) -> None:
+    """dw, f32 [G, N, K], += what grouped_wgrad gives.
+
+    >>> dy, x = moxie.quantize_colwise(torch.randn(8, 64)), moxie.quantize_colwise(torch.randn(8, 32))
+    >>> dw = torch.zeros(1, 64, 32)
+    >>> moxie.grouped_wgrad_add_(dw, *dy, *x, 8, recipe="mxfp8_rceil")
+    >>> torch.equal(dw, moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil", dtype=torch.float32))
+    True
+    """
+    _ops.grouped_wgrad_add_(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe))
+
+
+def sum_groups(x: Tensor, offs: Optional[Tensor] = None) -> Tensor:
+    """The rows of each group added up, in f32: [G, C]. The gradient of a bias.
+
+    >>> moxie.sum_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32)).tolist()
+    [[2.0, 2.0], [3.0, 3.0]]
+    """
+    return _ops.sum_groups(x, offs)
+
+
+class WeightCache(torch.nn.Module):
+    """w quantized once per optimizer step, as buffers that one can see.
+
+    Nothing is refreshed behind your back: a cache keyed by a tensor's version would be wrong under torch.compile, fused
+    optimizers, `.data` writes and CUDA graphs. Call `refresh_()` after every change of w, or let `refresh_after(optimizer)` do
+    it. The buffers are not part of a state dict.
+
+    >>> w = torch.nn.Parameter(torch.randn(2, 64, 128))
+    >>> cache = moxie.WeightCache(w)
+    >>> optimizer = torch.optim.AdamW([w])
+    >>> cache.refresh_after(optimizer)
+    >>> x, offs = torch.randn(7, 128), torch.tensor([3, 7], dtype=torch.int32)
+    >>> moxie.grouped_mm(x, w, offs, quantized_w=cache).sum().backward()
+    >>> optimizer.step()  # and the cache holds the new weights
+    """
+
+    def __init__(self, w: Tensor, *, recipe: AnyRecipe = DEFAULT_RECIPE):
+        super().__init__()
+        self.recipe = str(recipe)
+        # Held in a list: the cache must not become another owner of the parameter.
+        self._weights = [w]
+        for name, tensor in zip(self._NAMES, quantize_weights(w.detach(), recipe=recipe)):
+            # As bytes: inductor lets no op write e8m0.
+            is_scale = tensor.dtype == torch.float8_e8m0fnu
+            self.register_buffer(name, tensor.view(torch.uint8) if is_scale else tensor, persistent=False)
+
+    _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [getattr(self, name) for name in self._NAMES]
+
+    @property
+    def nbytes(self) -> int:
+        """The memory the cache takes: a little over two bytes per weight."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @torch.no_grad()
+    def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
+        """Quantizes w again; give it where the parameter has been replaced by another tensor."""
+        if w is not None:
+            self._weights[0] = w
+        quantize_weights(self._weights[0].detach(), recipe=self.recipe, out=self.tensors)
+        return self
+
+    def refresh_after(self, optimizer: torch.optim.Optimizer) -> None:
+        """Calls refresh_() after every step of the optimizer."""
+        optimizer.register_step_post_hook(lambda *_: self.refresh_())
+
+
+def _tensors(op: str, quantized_w: Optional[QuantizedWeights], recipe: AnyRecipe) -> Optional[Sequence[Tensor]]:
+    if not isinstance(quantized_w, WeightCache):
+        return quantized_w
+    if quantized_w.recipe != str(recipe):
+        raise ValueError(f"{op}: the weight cache was made for the recipe {quantized_w.recipe}, got {recipe}")
+    return quantized_w.tensors

@@ -1,0 +1,87 @@
+"""Recipes: how each operand of the three passes of a product is quantized.
+
+A recipe is given by name ("mxfp8_rceil_128"), by name with fields changed ("mxfp8_rceil:rule=floor"), or as a `Recipe`.
+docs/RECIPES.md says which to choose.
+"""
+
+import dataclasses
+from typing import Literal, Union
+
+import torch
+
+from moxie.ops import Block, Rule
+
+_ops = torch.ops.moxie
+_PREFIX = {"none": "bf16", "row": "fp8_rowwise", "block": "mxfp8_rceil"}
+_BLOCK_FIELDS = ("rule", "activations", "weights", "wgrad_dy", "wgrad_x")
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How x, w and dy are quantized. An illegal combination is refused with the reason.
+
+    - `scaling`: none (the bf16 baseline), row (one power-of-two f32 scale per row) or block (MXFP8).
+    - `activations`: the block of x and dy where columns are contracted. `weights`: that of w; one that is one row tall turns
+      with the contraction of dgrad, any other serves both passes.
+    - `wgrad_dy`, `wgrad_x`: the blocks of dy and x where rows are contracted. `wgrad_with_hp`: both stay in bf16 instead.
+    - `kernels`: auto, or emulated: decode, then the device's own bf16 product.
+    - `out`: the dtype of y: bfloat16, float32, or input for that of x.
+
+    >>> recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
+    >>> recipe.weights, recipe.wgrad_x
+    ('128x128', '128x32')
+    >>> dataclasses.replace(recipe, rule="floor").rule
+    'floor'
+    """
+
+    scaling: Literal["none", "row", "block"] = "block"
+    rule: Rule = "rceil"
+    activations: Block = "1x32"
+    weights: Block = "1x32"
+    wgrad_dy: Block = "32x1"
+    wgrad_x: Block = "32x1"
+    wgrad_with_hp: bool = False
+    kernels: Literal["auto", "emulated"] = "auto"
+    out: Literal["input", "bfloat16", "float32"] = "input"
+
+    def __post_init__(self):
+        if self.scaling not in _PREFIX:
+            raise ValueError(f"Recipe: scaling must be none, row or block, got {self.scaling!r}")
+        _ops._recipe(str(self))  # refuses what is not legal
+
+    @classmethod
+    def from_name(cls, text: str) -> "Recipe":
+        """The recipe of this name; fields may follow it: "mxfp8_rceil:rule=floor,kernels=emulated".
+
+        >>> moxie.Recipe.from_name("mxfp8_rceil:rule=floor") == moxie.Recipe.from_name("mxfp8_floor")
+        True
+        """
+        prefix, _, rest = _ops._recipe(text).partition(":")
+        fields = dict(field.split("=") for field in rest.split(","))
+        if "wgrad_with_hp" in fields:
+            fields["wgrad_with_hp"] = fields["wgrad_with_hp"] == "true"
+        scaling = {prefix: scaling for scaling, prefix in _PREFIX.items()}[prefix]
+        return cls(scaling=scaling, **fields)
+
+    def __str__(self) -> str:
+        """The text that an op takes; `from_name` of it gives the recipe back."""
+        fields = {"kernels": self.kernels, "out": self.out}
+        if self.scaling != "none" or self.wgrad_with_hp:
+            fields["wgrad_with_hp"] = str(self.wgrad_with_hp).lower()
+        defaults = {field.name: field.default for field in dataclasses.fields(self)}
+        for name in _BLOCK_FIELDS:
+            if self.scaling == "block" or getattr(self, name) != defaults[name]:
+                fields[name] = getattr(self, name)
+        return _PREFIX[self.scaling] + ":" + ",".join(f"{name}={value}" for name, value in fields.items())
+
+
+AnyRecipe = Union[str, Recipe]
+
+
+def recipe_names() -> list[str]:
+    """The names of the recipes there are.
+
+    >>> "mxfp8_rceil_128" in moxie.recipe_names()
+    True
+    """
+    return list(_ops._recipe_names())
