@@ -45,7 +45,10 @@ train:
 	@echo "make train: the trainer is not built yet"
 
 bench: build
-	@PYTHONPATH=python MOXIE_LIBRARY="$(library)" "$(python)" bench/run.py
+	@for script in run grouped_mm sqnr; do \
+	  PYTHONPATH=python MOXIE_LIBRARY="$(library)" "$(python)" bench/$$script.py || exit; \
+	  echo; \
+	done
 
 format:
 	@tools/check_format.sh --fix

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Puts the committed results into the README: the table between its markers, and the picture.
+"""Puts the committed results into the documents: tables between their markers, and the picture.
 
-    bench/publish.py [--check]     --check changes nothing and fails if the table is not what the results say
+    bench/publish.py [--check]     --check changes nothing and fails if a table is not what the results say
 
-Numbers in the README are never typed.
+A figure in a document is never typed.
 """
 
 import argparse
@@ -12,17 +12,24 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "intel-xeon-processor-2-threads" / "ops.json"
+RESULTS = ROOT / "bench" / "results" / "intel-xeon-processor-2-threads"
 PICTURE = ROOT / "docs" / "pictures" / "ops-cpu.png"
-BEGIN, END = "<!-- numbers:cpu, written by bench/publish.py -->", "<!-- /numbers -->"
+END = "<!-- /numbers -->"
 
 
-def table(report: dict) -> str:
+def source(report: dict) -> str:
+    return f"`{report['command']}`, commit `{report['commit'][:10]}`."
+
+
+def about(report: dict) -> str:
     machine = report["machine"]
+    return f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}, {report['date'][:10]}"
+
+
+def ops_table(report: dict) -> str:
     lines = [
-        f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}, {report['date'][:10]}: a copy of 1 GiB "
-        f"moves {report['copy']['gb_per_s']:.1f} GB/s. Median of {report['repetitions']}, "
-        f"`{report['command']}`, commit `{report['commit'][:10]}`.",
+        f"{about(report)}: a copy of 1 GiB "
+        f"moves {report['copy']['gb_per_s']:.1f} GB/s. Median of {report['repetitions']}, {source(report)}",
         "",
         "| op | shape | ms | GB/s | of a copy | against torchao |",
         "|---|---|--:|--:|--:|--:|",
@@ -35,6 +42,61 @@ def table(report: dict) -> str:
         lines.append(f"| `{row['op']}` {row['variant']} | {shape} | {row['seconds']['median'] * 1e3:.1f} | "
                      f"{row['gb_per_s']:.1f} | {row['of_copy']:.0%} | {peer} |")
     return "\n".join(lines)
+
+
+def grouped_mm_table(report: dict) -> str:
+    lines = [
+        f"{about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}. Median of {report['repetitions']}, {source(report)}",
+        "",
+        "| | M x N x K, groups | forward ms | backward ms | both ms | of bf16 |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    for row in report["rows"]:
+        *sizes, groups = row["shape"]
+        name = row["name"] if " " in row["name"] else f"`{row['name']}`"
+        ms = " | ".join(f"{row[part]['median'] * 1e3:.1f}" for part in ("forward_seconds", "backward_seconds", "seconds"))
+        lines.append(f"| {name} | {' x '.join(map(str, sizes))}, {groups} {row['groups']} | {ms} | {row['times_bf16']:.2f}x |")
+    return "\n".join(lines)
+
+
+def sqnr_table(report: dict) -> str:
+    *sizes, groups = report["shape"]
+    kept = [f"x kept, {rows} rows in {count} groups" for rows, count in report["memory"]]
+    lines = [
+        f"M x N x K = {' x '.join(map(str, sizes))}, {groups} ragged groups, {report['machine']['name']}, {source(report)}",
+        "",
+        f"| recipe | y, dB | dx, dB | dw, dB | {' | '.join(kept)} |",
+        "|---|" + "--:|" * (3 + len(kept)),
+    ]
+    for row in report["rows"]:
+        cells = [f"{row[name]:.1f}" for name in ("y", "dx", "dw")] + [f"{share:.2f}" for share in row["kept_of_bf16"]]
+        lines.append(f"| `{row['recipe']}` | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# (page, name in its marker, file of the results, table of them)
+TABLES = [
+    ("README.md", "cpu", "ops.json", ops_table),
+    ("README.md", "grouped_mm", "grouped_mm.json", grouped_mm_table),
+    ("docs/RECIPES.md", "sqnr", "sqnr.json", sqnr_table),
+]
+
+
+def with_table(text: str, name: str, table: str) -> str:
+    begin = f"<!-- numbers:{name}, written by bench/publish.py -->"
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{table}\n{END}{rest.split(END, 1)[1]}"
+
+
+def pages() -> dict[pathlib.Path, str]:
+    """Every page as it should be."""
+    texts = {}
+    for page, name, results, table in TABLES:
+        path = ROOT / page
+        report = RESULTS / results
+        content = table(json.loads(report.read_text())) if report.exists() else "Not measured yet."
+        texts[path] = with_table(texts.get(path) or path.read_text(), name, content)
+    return texts
 
 
 def draw(report: dict) -> None:
@@ -63,20 +125,16 @@ def draw(report: dict) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether the README is up to date")
+    parser.add_argument("--check", action="store_true", help="only say whether the documents are up to date")
     check = parser.parse_args().check
-    report = json.loads(RESULTS.read_text())
-    readme = ROOT / "README.md"
-    before, rest = readme.read_text().split(BEGIN)
-    after = rest.split(END)[1]
-    text = f"{before}{BEGIN}\n{table(report)}\n{END}{after}"
+    stale = [(path, text) for path, text in pages().items() if text != path.read_text()]
     if check:
-        if text != readme.read_text():
-            print("README.md does not show what bench/results says: run bench/publish.py", file=sys.stderr)
-            return 1
-        return 0
-    readme.write_text(text)
-    draw(report)
+        for path, _ in stale:
+            print(f"{path.relative_to(ROOT)} does not show what bench/results says: run bench/publish.py", file=sys.stderr)
+        return 1 if stale else 0
+    for path, text in stale:
+        path.write_text(text)
+    draw(json.loads((RESULTS / "ops.json").read_text()))
     return 0
 
 

@@ -8,25 +8,16 @@ Prints a table last, and writes JSON. bench/README.md says how it measures.
 
 import argparse
 import dataclasses
-import datetime
-import json
 import math
-import pathlib
-import platform
 import random
-import re
-import shlex
-import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 
+import harness  # before torch
 import torch
 
 import moxie
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 COPY_BYTES = 2**30
 ROTATE_BYTES = 2**28  # buffers of one op rotate over at least this much memory, more than any cache holds
 BF16, F32 = torch.bfloat16, torch.float32
@@ -175,19 +166,6 @@ class Plan:
 # ---- how -----------------------------------------------------------------------------------------------------------------------
 
 
-def seconds_of(call: Callable[[], object], device: str) -> float:
-    if device == "cpu":
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end) / 1e3
-
-
 def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
     """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's.
 
@@ -197,45 +175,31 @@ def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
     source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
     copy = []
-    for i in range(-2, repetitions):  # two rounds to warm up
-        progress(i + 2, repetitions + 2)
+    for i in harness.rounds(repetitions):
         target.copy_(source)
-        copy.append(seconds_of(lambda: target.copy_(source), device))
+        copy.append(harness.seconds_of(lambda: target.copy_(source), device))
         for bench in benches:
             bench.calls[(i + 1) % len(bench.calls)]()
-            bench.seconds.append(seconds_of(bench.calls[i % len(bench.calls)], device))
+            bench.seconds.append(harness.seconds_of(bench.calls[i % len(bench.calls)], device))
             if bench.peer:
-                bench.peer_seconds.append(seconds_of(bench.peer, device))
-    progress(None, 0)
+                bench.peer_seconds.append(harness.seconds_of(bench.peer, device))
     for bench in benches:
-        del bench.seconds[:2], bench.peer_seconds[:2]
-    return copy[2:]
-
-
-def progress(done: int | None, total: int) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K" if done is None else f"\rround {done + 1} of {total}")
-        sys.stderr.flush()
+        del bench.seconds[:harness.WARM_UP], bench.peer_seconds[:harness.WARM_UP]
+    return copy[harness.WARM_UP:]
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------------------
 
 
-def spread(seconds: list[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    at = lambda share: ordered[round(share * (len(ordered) - 1))]  # noqa: E731
-    return {"median": statistics.median(ordered), "p10": at(0.1), "p90": at(0.9)}
-
-
 def row_of(bench: Bench, copy_rate: float) -> dict:
-    seconds = spread(bench.seconds)
+    seconds = harness.spread(bench.seconds)
     rate = bench.num_bytes / seconds["median"]
     row = {
         "op": bench.op, "variant": bench.variant, "shape": list(bench.shape), "num_groups": bench.num_groups,
         "seconds": seconds, "bytes": bench.num_bytes, "gb_per_s": rate / 1e9, "of_copy": rate / copy_rate,
     }
     if bench.peer_seconds:
-        row["torchao_seconds"] = spread(bench.peer_seconds)
+        row["torchao_seconds"] = harness.spread(bench.peer_seconds)
         row["times_torchao"] = row["torchao_seconds"]["median"] / seconds["median"]
     return row
 
@@ -246,29 +210,8 @@ def table(report: dict) -> str:
         peer = f"{row['times_torchao']:.1f}" if "times_torchao" in row else "-"
         lines.append((row["op"], row["variant"], "x".join(map(str, row["shape"])), str(row["num_groups"] or "-"),
                       f"{row['seconds']['median'] * 1e3:.3f}", f"{row['gb_per_s']:.1f}", f"{row['of_copy']:.0%}", peer))
-    widths = [max(map(len, column)) for column in zip(*lines)]
-    text = [" | ".join(cell.ljust(w) if i < 3 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
-            for line in lines]
-    text.insert(1, "-+-".join("-" * width for width in widths))
-    copy = report["copy"]
-    return "\n".join([f"{report['machine']['name']}, {report['machine']['threads']} threads, torch "
-                      f"{report['machine']['torch']}; copy of 1 GiB: {copy['gb_per_s']:.1f} GB/s; median of "
-                      f"{report['repetitions']}", *text])
-
-
-def git(*arguments: str) -> str:
-    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
-    return done.stdout.strip() if done.returncode == 0 else ""
-
-
-def machine(device: str) -> dict:
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
-    cpuinfo = pathlib.Path("/proc/cpuinfo")
-    if device == "cpu" and cpuinfo.exists():
-        found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text())
-        name = found[1].strip() if found else name
-    return {"name": name, "threads": torch.get_num_threads(), "torch": torch.__version__,
-            "python": platform.python_version()}
+    return "\n".join([f"{harness.about(report)}; copy of 1 GiB: {report['copy']['gb_per_s']:.1f} GB/s; median of "
+                      f"{report['repetitions']}", harness.text_table(lines, left=3)])
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -280,23 +223,11 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    has_cuda = torch.cuda.is_available() and moxie.has_cuda()
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_cuda else "cpu")
+    harness.add_options(parser)
     parser.add_argument("--shapes", nargs="+", type=parse_shape, help="tokens RxC or weights GxNxK")
     parser.add_argument("--ops", nargs="+", default=[], help="only lines whose op or variant holds one of these words")
     parser.add_argument("--groups", type=int, default=8, help="groups of tokens, of random sizes (default 8)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
-    parser.add_argument("--repetitions", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="small shapes, 3 repetitions: a check, not a measurement")
-    parser.add_argument("--out", type=pathlib.Path, help="JSON file (default bench/results/<device>/ops.json)")
-    options = parser.parse_args()
-    if options.device == "cuda" and not has_cuda:
-        parser.error("there is no GPU, or the library was built without CUDA kernels")
-    if options.threads:
-        torch.set_num_threads(options.threads)
-    torch.manual_seed(0)
-    if options.quick:
-        options.repetitions = 3
+    options = harness.parse_options(parser)
 
     shapes = options.shapes or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
@@ -305,27 +236,15 @@ def main() -> int:
                for bench in Plan(shape, options.groups, options.device, torchao, options.ops).add_all()]
     if not benches:
         parser.error(f"no line holds one of: {' '.join(options.ops)}")
-    copy = spread(measure(benches, options.repetitions, options.device))
+    copy = harness.spread(measure(benches, options.repetitions, options.device))
     copy_rate = 2 * COPY_BYTES / copy["median"]
-    report = {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain")),
-        "command": shlex.join(["bench/run.py", *sys.argv[1:]]), "machine": machine(options.device),
-        "repetitions": options.repetitions, "copy": {"seconds": copy, "gb_per_s": copy_rate / 1e9},
+    report = harness.begin_report("bench/run.py", options) | {
+        "copy": {"seconds": copy, "gb_per_s": copy_rate / 1e9},
         "rows": [row_of(bench, copy_rate) for bench in benches],
     }
-    path = options.out or ROOT / "bench" / "results" / slug(report["machine"], options.device) / (
-        "quick.json" if options.quick else "ops.json")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}\n")
+    harness.write_report(report, options, "ops")
     print(table(report))
     return 0
-
-
-def slug(machine: dict, device: str) -> str:
-    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", " ", machine["name"].lower())).strip("-")
-    return name if device == "cuda" else f"{name}-{machine['threads']}-threads"
 
 
 if __name__ == "__main__":

@@ -1,15 +1,19 @@
 """Every ```python block of README.md and docs/ runs, each file from top to bottom in one namespace.
 
-A block after the line <!-- no-test --> is not run.
+A block after the line <!-- no-test --> is not run. Programs of examples/ run too, for a few steps.
 """
 
+import os
 import pathlib
 import re
+import subprocess
+import sys
 
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = [path for path in (ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 BLOCK = re.compile(r"^(<!-- no-test -->\s*\n)?```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -33,3 +37,11 @@ def test_snippets_run(path, monkeypatch, tmp_path):
     for line, code in snippets(path):
         # Blank lines in front, so that an error names the line of the page.
         exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_examples_run(path):
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
+    done = subprocess.run([sys.executable, str(path), "--steps", "3"], env=env, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

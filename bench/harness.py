@@ -1,0 +1,150 @@
+"""What the benchmarks share: options, clocks, the machine's description, the report.
+
+Import it before torch: oneDNN reads its instruction set from the environment once.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+# Some virtual machines lose the state of AMX tiles when they switch threads, and the program dies of SIGILL. Who knows that
+# theirs does not may set the variable; both sides of every comparison use the same products.
+os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+
+import torch
+
+import moxie
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+WARM_UP = 2  # rounds that do not count
+
+
+def add_options(parser: argparse.ArgumentParser, repetitions: int = 15) -> None:
+    has_cuda = torch.cuda.is_available() and moxie.has_cuda()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if has_cuda else "cpu")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's)")
+    parser.add_argument("--repetitions", type=int, default=repetitions)
+    parser.add_argument("--quick", action="store_true", help="small shapes, 3 repetitions: a check, not a measurement")
+    parser.add_argument("--out", type=pathlib.Path, help="JSON file (default: under bench/results/<device>)")
+
+
+def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    options = parser.parse_args()
+    if options.device == "cuda" and not (torch.cuda.is_available() and moxie.has_cuda()):
+        parser.error("there is no GPU, or the library was built without CUDA kernels")
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    if options.quick:
+        options.repetitions = 3
+    torch.manual_seed(0)
+    return options
+
+
+# ---- time --------------------------------------------------------------------------------------------------------------------
+
+
+def laps(calls: list[Callable[[], object]], device: str) -> list[float]:
+    """Calls one after the other; the seconds of each."""
+    if device == "cpu":
+        times = [time.perf_counter()]
+        for call in calls:
+            call()
+            times.append(time.perf_counter())
+        return [after - before for before, after in zip(times, times[1:])]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
+    events[0].record()
+    for call, event in zip(calls, events[1:]):
+        call()
+        event.record()
+    events[-1].synchronize()
+    return [before.elapsed_time(after) / 1e3 for before, after in zip(events, events[1:])]
+
+
+def seconds_of(call: Callable[[], object], device: str) -> float:
+    return laps([call], device)[0]
+
+
+def progress(done: int | None, total: int) -> None:
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K" if done is None else f"\rround {done + 1} of {total}")
+        sys.stderr.flush()
+
+
+def rounds(repetitions: int):
+    """-WARM_UP .. repetitions - 1, with a progress line. Those below 0 do not count."""
+    for i in range(-WARM_UP, repetitions):
+        progress(i + WARM_UP, repetitions + WARM_UP)
+        yield i
+    progress(None, 0)
+
+
+def spread(seconds: list[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    at = lambda share: ordered[round(share * (len(ordered) - 1))]  # noqa: E731
+    return {"median": statistics.median(ordered), "p10": at(0.1), "p90": at(0.9)}
+
+
+# ---- report ------------------------------------------------------------------------------------------------------------------
+
+
+def git(*arguments: str) -> str:
+    done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def machine(device: str) -> dict:
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or platform.machine()
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    if device == "cpu" and cpuinfo.exists():
+        found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text())
+        name = found[1].strip() if found else name
+    return {"name": name, "threads": torch.get_num_threads(), "torch": torch.__version__,
+            "python": platform.python_version(), "onednn_max_isa": os.environ["ONEDNN_MAX_CPU_ISA"]}
+
+
+def slug(machine: dict, device: str) -> str:
+    name = re.sub(r"[^a-z0-9]+", "-", re.sub(r"\(.*?\)|@.*", " ", machine["name"].lower())).strip("-")
+    return name if device == "cuda" else f"{name}-{machine['threads']}-threads"
+
+
+def begin_report(script: str, options: argparse.Namespace) -> dict:
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain")),
+        "command": shlex.join([script, *sys.argv[1:]]), "machine": machine(options.device),
+        "repetitions": options.repetitions,
+    }
+
+
+def write_report(report: dict, options: argparse.Namespace, name: str) -> None:
+    """To --out, or bench/results/<device>/<name>.json."""
+    path = options.out or RESULTS / slug(report["machine"], options.device) / (
+        f"quick_{name}.json" if options.quick else f"{name}.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}\n")
+
+
+def about(report: dict) -> str:
+    machine = report["machine"]
+    return f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}"
+
+
+def text_table(lines: list[tuple[str, ...]], left: int) -> str:
+    """Columns padded, the first `left` of them to the left; the first line is the head."""
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    text = [" | ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+            for line in lines]
+    text.insert(1, "-+-".join("-" * width for width in widths))
+    return "\n".join(text)
