@@ -23,8 +23,9 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarps = 8;
 inline constexpr int kThreads = kWarp * kWarps;  // of every kernel in core
 
-__device__ inline int lane_index() { return static_cast<int>(threadIdx.x) % kWarp; }
-__device__ inline int warp_index() { return static_cast<int>(threadIdx.x) / kWarp; }
+// Unsigned until the end: the remainder of a signed number takes four instructions.
+__device__ inline int lane_index() { return static_cast<int>(threadIdx.x % unsigned{kWarp}); }
+__device__ inline int warp_index() { return static_cast<int>(threadIdx.x / unsigned{kWarp}); }
 
 struct Launch {
   std::string_view op;  // for the error message

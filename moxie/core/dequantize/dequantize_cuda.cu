@@ -1,112 +1,185 @@
+// Rowwise: patches are loaded, scaled and stored where they are. Colwise: the tile is turned round
+// in shared memory as bytes, before it grows to bf16 or f32.
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
 
 namespace moxie::cuda {
 namespace {
 
-template <class T>
+template <class T, bool kAligned>
 struct DequantizeParams {
   Panels panels;
+  RowwiseSource<kAligned> source;  // rowwise
   Block block;
-  RowwiseSource source;  // rowwise
-  const e4m3* qdata_t;   // colwise
-  const e8m0* scale_t;
-  BlockGrid grid;
-  bool chunked_t;
+  const e4m3* qdata;
+  const e8m0* scale;
+  int row_shift, col_shift;  // log2 of a block's sides
   T* x;
-  bool chunked;
-  int64_t alignment, col_tiles, tiles;
+  int64_t alignment;
+  Raster raster;
 };
 
 struct DequantizeStorage {
-  TileBuffer<E4m3Word> tile;  // colwise only: in the order of x
+  ByteTile tile;  // colwise only
+  alignas(8) e8m0 code[kMaxRowBlocks][kTileCols];
+  Place place;
   RowTileSearch search;
 };
 
-// Word i gets byte i of each word.
-__device__ void transpose(E4m3Word (&word)[kChunk]) {
-  const uint32_t a = __byte_perm(word[0], word[1], 0x5140),
-                 b = __byte_perm(word[2], word[3], 0x5140);
-  const uint32_t c = __byte_perm(word[0], word[1], 0x7362),
-                 d = __byte_perm(word[2], word[3], 0x7362);
-  word[0] = __byte_perm(a, b, 0x5410);
-  word[1] = __byte_perm(a, b, 0x7632);
-  word[2] = __byte_perm(c, d, 0x5410);
-  word[3] = __byte_perm(c, d, 0x7632);
-}
-
-// Reads along the contraction, four columns a warp at a time, and leaves the tile in x's order.
+// Eight elements of x as words.
 template <class T>
-__device__ void load_colwise(const DequantizeParams<T>& p, const Place& place, const TileSpan& span,
-                             TileBuffer<E4m3Word>& tile) {
-  const int row = lane_index() * kChunk;
-  for (int index = warp_index(); index * kChunk < span.cols; index += kWarps) {
-    E4m3Word word[kChunk] = {};
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const int col = index * kChunk + j;
-      if (col < span.cols)
-        word[j] = load_word(
-            p.qdata_t + place.qdata + (span.col + col) * place.qdata_stride + span.row + row,
-            span.rows - row, p.chunked_t);
+struct Row {
+  static constexpr int kWords = kPatch * sizeof(T) / 4;
+  uint32_t word[kWords] = {};
+
+  __device__ void set(int j, float a, float b) {  // j is even
+    if constexpr (kWords == kPatch) {
+      word[j] = std::bit_cast<uint32_t>(with_one_nan(a));
+      word[j + 1] = std::bit_cast<uint32_t>(with_one_nan(b));
+    } else {
+      word[j / 2] = to_bf16_pair(a, b);
     }
-    transpose(word);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) tile.at(row + i, index) = word[i];
   }
-}
+};
 
-template <class T>
-__device__ void dequantize_colwise(const DequantizeParams<T>& p, const Panel& panel,
-                                   const TileSpan& span, TileBuffer<E4m3Word>& tile) {
-  const Place place = place_of(p.panels, panel, Form::kColwise, p.block, ScaleLayout::kPlain);
-  load_colwise(p, place, span, tile);
-  __syncthreads();
+template <class T, bool kAligned>
+struct RowwiseRun {
+  RowwiseSource<kAligned> source;
+  Patch<e4m3> patch;
 
-  const int lane = lane_index(), col = lane * kChunk, first = warp_index() * kWarpRows;
-  if (first >= span.rows) return;
-  // The 16 rows of a warp are inside one block, as a colwise block has 32 rows or more.
-  Chunk<e8m0> code{};
+  __device__ RowwiseRun(const DequantizeParams<T, kAligned>& p, DequantizeStorage&,
+                        const RowTile& at)
+      : source(p.source.in_panel(p.panels, at.panel)) {}
+  __device__ void load(const TileSpan& span) { source.load(span, patch); }
+  // Calls store(i, row i of the patch), then load_next().
+  template <class Store, class Load>
+  __device__ void finish(Store&& store, Load&& load_next) {
 #pragma unroll
-  for (int j = 0; j < kChunk; ++j) {
-    const int64_t outer = (span.col + col + j) >> p.grid.col_shift,
-                  k = (span.row + first) >> p.grid.row_shift;
-    if (col + j < span.cols)
-      code.value[j] = p.scale_t[place.scale + outer * place.scale_stride + k];
+    for (int i = 0; i < kPatch; ++i) {
+      float x[kPatch];
+      patch.row(i, x);
+      Row<T> row;
+#pragma unroll
+      for (int j = 0; j < kPatch; j += 2) row.set(j, x[j], x[j + 1]);
+      store(i, row);
+    }
+    load_next();
   }
-  T* x = p.x + (panel.begin + span.row) * p.panels.cols + span.col + col;
-  for (int row = first; row < min(first + kWarpRows, span.rows); ++row)
-    store_chunk(x + row * p.panels.cols,
-                from_floats<T>(RowwiseSource::scaled(tile.at(row, lane), code)), span.cols - col,
-                p.chunked);
-}
+};
 
-template <class T, Form kForm>
-__global__ __launch_bounds__(kThreads) void dequantize_kernel(
-    const __grid_constant__ DequantizeParams<T> p) {
-  __shared__ DequantizeStorage s;
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  const RowTile& at = find_row_tile(p.panels, p.alignment, tile / p.col_tiles, s.search);
-  const int64_t col = tile % p.col_tiles * kTileCols;
-  const int64_t rows = at.tail ? p.panels.rows - at.panel.begin : at.panel.rows;
-  const TileSpan span{.row = at.row,
-                      .col = col,
-                      .rows = clip(rows - at.row, kTileRows),
-                      .cols = clip(p.panels.cols - col, kTileCols)};
-  const int lane_col = lane_index() * kChunk;
-  T* x = p.x + (at.panel.begin + span.row) * p.panels.cols + col + lane_col;
-  if (at.tail) {
-    for (int row = warp_index(); row < span.rows; row += kWarps)
-      store_chunk(x + row * p.panels.cols, Chunk<T>{}, span.cols - lane_col, p.chunked);
-  } else if constexpr (kForm == Form::kRowwise) {
-    sweep(p.source.in_panel(p.panels, at.panel), span, [&](int row, const Chunk<float>& chunk) {
-      if (row < span.rows)
-        store_chunk(x + row * p.panels.cols, from_floats<T>(chunk), span.cols - lane_col,
-                    p.chunked);
+template <class T, bool kAligned>
+struct ColwiseRun {
+  static constexpr int kChunks = kTileRows * kTileCols / kThreads / static_cast<int>(sizeof(uint4));
+  static constexpr int kCodes = kMaxRowBlocks * kTileCols / kThreads;
+  const DequantizeParams<T, kAligned>& p;
+  DequantizeStorage& s;
+  uint4 chunk[kChunks];
+  e8m0 code[kCodes];
+
+  __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params, DequantizeStorage& storage,
+                        const RowTile& at)
+      : p(params), s(storage) {
+    if (threadIdx.x == 0)
+      s.place = find_place(p.panels, at.panel, Form::kColwise, p.block, ScaleLayout::kPlain);
+    __syncthreads();
+  }
+
+  __device__ void load(const TileSpan& span) {
+    const e4m3* from = p.qdata + s.place.qdata + span.col * s.place.qdata_stride + span.row;
+    int i = 0;
+    for_each_chunk([&](int line, int index) {
+      chunk[i++] = load_piece<kAligned>(from + line * s.place.qdata_stride + index * kColwisePiece,
+                                        line < span.cols ? span.rows - index * kColwisePiece : 0);
     });
-  } else {
-    dequantize_colwise(p, at.panel, span, s.tile);
+    const int col = threadIdx.x % kTileCols;
+    const e8m0* codes =
+        p.scale + s.place.scale + ((span.col + col) >> p.col_shift) * s.place.scale_stride;
+#pragma unroll
+    for (int k = 0; k < kCodes; ++k) {
+      const int row = (threadIdx.x / kTileCols + k * (kThreads / kTileCols)) * kMxBlock;
+      code[k] = {};
+      if (col < span.cols && row < span.rows) code[k] = codes[(span.row + row) >> p.row_shift];
+    }
+  }
+
+  template <class Store, class Load>
+  __device__ void finish(Store&& store, Load&& load_next) {
+    int i = 0;
+    for_each_chunk([&](int line, int index) { s.tile.store(line, index, chunk[i++]); });
+#pragma unroll
+    for (int k = 0; k < kCodes; ++k)
+      s.code[threadIdx.x / kTileCols + k * (kThreads / kTileCols)][threadIdx.x % kTileCols] =
+          code[k];
+    __syncthreads();
+    // The eight rows of a patch are inside one block, as a colwise block has 32 rows or more.
+    const e8m0* codes = &s.code[patch_row() / kMxBlock][patch_col()];
+    Row<T> rows[kPatch];
+#pragma unroll
+    for (int j = 0; j < kPatch; j += 2) {
+      float x[2][kPatch];
+#pragma unroll
+      for (int k = 0; k < 2; ++k) {
+        const uint2 piece = s.tile.piece(j + k);
+        decode4(piece.x, x[k]), decode4(piece.y, x[k] + 4);
+        const float scale = factor_of(codes[j + k].code);
+#pragma unroll
+        for (int r = 0; r < kPatch; ++r) x[k][r] *= scale;
+      }
+#pragma unroll
+      for (int r = 0; r < kPatch; ++r) rows[r].set(j, x[0][r], x[1][r]);
+    }
+    load_next();
+#pragma unroll
+    for (int r = 0; r < kPatch; ++r) store(r, rows[r]);
+    __syncthreads();  // before the tile is written again
+  }
+};
+
+// What registers allow.
+template <class T>
+constexpr int ctas_per_sm(Form form) {
+  if (form == Form::kRowwise) return 4;
+  return sizeof(T) == 2 ? 3 : 2;
+}
+
+template <class T, Form kForm, bool kAligned>
+__global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_kernel(
+    const __grid_constant__ DequantizeParams<T, kAligned> p) {
+  auto& s = shared_storage<DequantizeStorage>();
+  const auto [tile, run_index] = raster_at(p.raster);
+  if (tile >= p.raster.row_tiles) return;
+  const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
+  const int64_t left = at.tail ? p.panels.rows - at.panel.begin : at.panel.rows;
+  TileSpan span{.row = at.row,
+                .col = static_cast<int64_t>(run_index) * kTileCols,
+                .rows = clip(left - at.row, kTileRows),
+                .cols = 0};
+  const auto store = [&](int i, const Row<T>& row) {
+    const int64_t at_row = at.panel.begin + span.row + patch_row() + i;
+    store_row<kAligned>(p.x + at_row * p.panels.cols + span.col + patch_col(),
+                        patch_row() + i < span.rows ? span.cols - patch_col() : 0, row.word);
+  };
+  if (at.tail) {
+#pragma unroll 1
+    for (; span.col < p.panels.cols; span.col += p.raster.step) {
+      span.cols = clip(p.panels.cols - span.col, kTileCols);
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i) store(i, {});
+    }
+    return;
+  }
+  std::conditional_t<kForm == Form::kRowwise, RowwiseRun<T, kAligned>, ColwiseRun<T, kAligned>> run(
+      p, s, at);
+  span.cols = clip(p.panels.cols - span.col, kTileCols);
+  run.load(span);
+  while (span.cols > 0) {
+    TileSpan next = span;
+    next.col += p.raster.step;
+    next.cols = clip(p.panels.cols - next.col, kTileCols);
+    run.finish(store, [&] {
+      if (next.cols > 0) run.load(next);
+    });
+    span = next;
   }
 }
 
@@ -115,28 +188,35 @@ __global__ __launch_bounds__(kThreads) void dequantize_kernel(
 void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) {
   const bool rowwise = args.form == Form::kRowwise;
   const int64_t alignment = rowwise ? 1 : args.block.rows;
-  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
-  const int64_t tiles = num_row_tiles(panels, alignment, panels.rows) * col_tiles;
-  const Launch how{.op = "dequantize", .stream = stream, .work = tiles};
+  const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
+  const Raster raster = make_raster(panels, row_tiles, false, 2);
+  const Launch how{.op = "dequantize",
+                   .stream = stream,
+                   .work = raster.work(),
+                   .shared_bytes = static_cast<int>(sizeof(DequantizeStorage))};
   with_format(args.x.format, [&]<class T>() {
     auto* x = static_cast<T*>(args.x.data);
-    const DequantizeParams<T> params{
-        .panels = panels,
-        .block = args.block,
-        .source = rowwise_source(args.qdata.data, args.scale.data, args.block, panels.cols),
-        .qdata_t = args.qdata.data,
-        .scale_t = args.scale.data,
-        .grid = grid_of(args.block),
-        .chunked_t = is_chunked(args.qdata.data, args.qdata.dim(-1)),
-        .x = x,
-        .chunked = is_chunked(x, panels.cols),
-        .alignment = alignment,
-        .col_tiles = col_tiles,
-        .tiles = tiles};
-    if (rowwise)
-      launch(how, dequantize_kernel<T, Form::kRowwise>, params);
-    else
-      launch(how, dequantize_kernel<T, Form::kColwise>, params);
+    const bool aligned =
+        is_aligned(x, panels.cols, kPatch) &&
+        is_aligned(args.qdata.data, args.qdata.dim(-1), rowwise ? kRowwisePiece : kColwisePiece);
+    with_alignment(aligned, [&]<bool kAligned>() {
+      const DequantizeParams<T, kAligned> params{
+          .panels = panels,
+          .source =
+              rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block, panels.cols),
+          .block = args.block,
+          .qdata = args.qdata.data,
+          .scale = args.scale.data,
+          .row_shift = std::countr_zero(static_cast<unsigned>(args.block.rows)),
+          .col_shift = std::countr_zero(static_cast<unsigned>(args.block.cols)),
+          .x = x,
+          .alignment = alignment,
+          .raster = raster};
+      launch(how,
+             rowwise ? dequantize_kernel<T, Form::kRowwise, kAligned>
+                     : dequantize_kernel<T, Form::kColwise, kAligned>,
+             params);
+    });
   });
 }
 

@@ -1,62 +1,68 @@
-// Four e4m3 at a time, with the conversion instructions of sm_89 and later.
+// e4m3 in registers, with the conversion instructions of sm_89 and later.
 #pragma once
 
+#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
-#include <bit>
 #include <cstdint>
 
-#include "moxie/core/format/bf16.h"
 #include "moxie/core/format/e4m3.h"
 
 namespace moxie::cuda {
 
-inline constexpr int kChunk = 4;  // what a thread moves at once: four e4m3 are one 32-bit word
-
-template <class T>
-struct alignas(kChunk * sizeof(T)) Chunk {
-  T value[kChunk];
-};
-
 using E4m3Word = uint32_t;  // four e4m3, the first in the lowest byte
 
-// Rounds as to_e4m3() does. NaN never comes from x alone: a block that holds one has a NaN inverse.
-__device__ inline E4m3Word encode(const Chunk<float>& x, float inverse) {
-  if (inverse != inverse) return 0x01010101u * kE4m3Nan;
-  const auto two = [inverse](float a, float b) -> uint32_t {
-    return __nv_cvt_float2_to_fp8x2({a * inverse, b * inverse}, __NV_SATFINITE, __NV_E4M3);
-  };
-  return two(x.value[0], x.value[1]) | two(x.value[2], x.value[3]) << 16;
+// Two elements in the lower half of a word. Rounds as to_e4m3() does; NaN becomes 0x7f.
+__device__ inline uint32_t encode2(float a, float b) {
+  return __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
 }
 
-// Exact; NaN stays NaN, with whatever sign.
-__device__ inline Chunk<float> decode(E4m3Word word) {
-  const auto two = [](uint32_t pair) {
-    const auto codes = static_cast<__nv_fp8x2_storage_t>(pair & 0xffff);
-    return __half22float2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
-  };
-  const float2 low = two(word), high = two(word >> 16);
-  return {{low.x, low.y, high.x, high.y}};
+__device__ inline E4m3Word encode4(const float* x) {
+  return encode2(x[0], x[1]) | encode2(x[2], x[3]) << 16;
 }
 
-__device__ inline Chunk<float> to_floats(const Chunk<float>& x) { return x; }
-__device__ inline Chunk<float> to_floats(const Chunk<bf16>& x) {
-  Chunk<float> out;
+// Exact; NaN stays NaN, with whatever bits.
+__device__ inline void decode4(E4m3Word word, float* x) {
 #pragma unroll
-  for (int i = 0; i < kChunk; ++i) out.value[i] = to_float(x.value[i]);
-  return out;
-}
-
-template <class T>
-__device__ Chunk<T> from_floats(const Chunk<float>& x) {
-  if constexpr (sizeof(T) == sizeof(float)) {
-    return x;
-  } else {
-    Chunk<bf16> out;
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) out.value[i] = to_bf16(x.value[i]);
-    return out;
+  for (int i = 0; i < 4; i += 2) {
+    const auto codes = static_cast<__nv_fp8x2_storage_t>(word >> 8 * i & 0xffff);
+    const float2 two = __half22float2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
+    x[i] = two.x, x[i + 1] = two.y;
   }
+}
+
+// ---- two at a time in f16, which has every e4m3 ----
+
+__device__ inline uint32_t decode_pair(E4m3Word word, int i) {  // elements 2 i and 2 i + 1
+  const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(
+      static_cast<__nv_fp8x2_storage_t>(word >> 16 * i & 0xffff), __NV_E4M3);
+  return two.x | static_cast<uint32_t>(two.y) << 16;
+}
+
+__device__ inline uint32_t encode_pair(uint32_t pair) {  // in the lower half of a word
+  __half2_raw two;
+  two.x = static_cast<unsigned short>(pair), two.y = static_cast<unsigned short>(pair >> 16);
+  return __nv_cvt_halfraw2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+}
+
+__device__ inline uint32_t multiply_f16_pairs(uint32_t a, uint32_t b) {
+  const __half2 product =
+      __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
+  return *reinterpret_cast<const uint32_t*>(&product);
+}
+
+__device__ inline float2 floats_of_f16_pair(uint32_t pair) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+}
+
+// Word i gets byte i of each word.
+__device__ inline void transpose(E4m3Word (&word)[4]) {
+  const uint32_t a = __byte_perm(word[0], word[1], 0x5140),
+                 b = __byte_perm(word[2], word[3], 0x5140),
+                 c = __byte_perm(word[0], word[1], 0x7362),
+                 d = __byte_perm(word[2], word[3], 0x7362);
+  word[0] = __byte_perm(a, b, 0x5410), word[1] = __byte_perm(a, b, 0x7632);
+  word[2] = __byte_perm(c, d, 0x5410), word[3] = __byte_perm(c, d, 0x7632);
 }
 
 }  // namespace moxie::cuda

@@ -4,8 +4,9 @@
 namespace moxie::cuda {
 namespace {
 
-// A CTA copies 128 rows of this many bytes: the 16 bytes of each lane of a warp, once.
+// A CTA copies 128 rows of one or more slices: the 16 bytes of each lane of a warp.
 constexpr int kSliceBytes = 16 * kWarp;
+constexpr int kInFlight = 8;  // rows that a warp loads before it stores the first
 
 struct OffsParams {
   Panels panels;
@@ -14,9 +15,7 @@ struct OffsParams {
   int32_t* ends;
 };
 
-__global__ __launch_bounds__(kThreads) void padded_offs_kernel(
-    const __grid_constant__ OffsParams p) {
-  __shared__ RowTileSearch search;
+__device__ void store_offs(const OffsParams& p, RowTileSearch& search) {
   int64_t tiles;
   for_my_groups(p.panels, p.alignment, search, tiles, [&](const Panel& panel, int64_t) {
     if (p.starts) p.starts[panel.index] = static_cast<int32_t>(panel.padded);
@@ -24,15 +23,21 @@ __global__ __launch_bounds__(kThreads) void padded_offs_kernel(
   });
 }
 
+__global__ __launch_bounds__(kThreads) void padded_offs_kernel(
+    const __grid_constant__ OffsParams p) {
+  __shared__ RowTileSearch search;
+  store_offs(p, search);
+}
+
 template <class Word>
 struct CopyParams {
-  Panels panels;  // of the rows without padding; cols counts words
-  int64_t alignment;
+  OffsParams offs;  // panels of the rows without padding, whose cols count words
   const Word* from;
   Word* to;
   int64_t from_rows, to_rows;
   const int32_t* starts;  // unpad; nullptr: pad
-  int64_t slices, tiles;
+  int64_t run_words, row_tiles;
+  uint32_t runs;  // of words, beside each other
 };
 
 // Pads and unpads. Rows of `to` without a source, inside a group or after the last, become 0.
@@ -40,25 +45,44 @@ template <class Word>
 __global__ __launch_bounds__(kThreads) void copy_kernel(
     const __grid_constant__ CopyParams<Word> p) {
   __shared__ RowTileSearch search;
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  const RowTile& at = find_row_tile(p.panels, p.alignment, tile / p.slices, search);
+  const auto work = static_cast<uint32_t>(work_index());
+  if (work / p.runs >= p.row_tiles) return;
+  if (work == 0 && p.offs.ends) {
+    store_offs(p.offs, search);
+    __syncthreads();
+  }
+  const Panels& panels = p.offs.panels;
+  const RowTile& at = find_row_tile(panels, p.offs.alignment, work / p.runs, search);
   const int64_t to_begin = p.starts ? at.panel.begin : at.panel.padded;
-  const int64_t to_end = at.tail ? p.to_rows : to_begin + round_up(at.panel.rows, p.alignment);
-  int64_t from_begin = at.panel.begin, from_count = at.tail ? 0 : at.panel.rows;
+  const int64_t to_end = at.tail ? p.to_rows : to_begin + round_up(at.panel.rows, p.offs.alignment);
+  int64_t from_begin = at.panel.begin;
   if (p.starts && !at.tail) from_begin = p.starts[at.panel.index];
-
-  constexpr int kSlice = kSliceBytes / static_cast<int>(sizeof(Word));
-  const int64_t first = tile % p.slices * kSlice;
-  const int64_t last = min<int64_t>(first + kSlice, p.panels.cols);
-#pragma unroll 4
-  for (int row = warp_index(); row < kTileRows; row += kWarps) {
-    const int64_t r = at.row + row, to = to_begin + r, from = from_begin + r;
-    if (to >= to_end) break;
-    // starts come from the caller and are not to be trusted.
-    const bool copied = r < from_count && from >= 0 && from < p.from_rows;
-    for (int64_t i = first + lane_index(); i < last; i += kWarp)
-      p.to[to * p.panels.cols + i] = copied ? p.from[from * p.panels.cols + i] : Word{};
+  // Rows of this tile that are stored, and those of them that are copied. starts come from the
+  // caller and are not to be trusted.
+  const int rows = static_cast<int>(min<int64_t>(to_end - to_begin - at.row, kTileRows));
+  const auto is_copied = [&](int row) {
+    const int64_t from = from_begin + at.row + row;
+    return !at.tail && at.row + row < at.panel.rows && from >= 0 && from < p.from_rows;
+  };
+  const int64_t first = work % p.runs * p.run_words + lane_index();
+  const int64_t last = min<int64_t>((work % p.runs + 1) * p.run_words, panels.cols);
+  const Word* from = p.from + (from_begin + at.row) * panels.cols;
+  Word* to = p.to + (to_begin + at.row) * panels.cols;
+#pragma unroll 1
+  for (int64_t i = first; i < last; i += kWarp) {
+#pragma unroll 1
+    for (int batch = warp_index(); batch < rows; batch += kWarps * kInFlight) {
+      Word word[kInFlight];
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k) {
+        const int row = batch + k * kWarps;
+        word[k] = Word{};
+        if (is_copied(row)) word[k] = from[row * panels.cols + i];
+      }
+#pragma unroll
+      for (int k = 0; k < kInFlight; ++k)
+        if (const int row = batch + k * kWarps; row < rows) to[row * panels.cols + i] = word[k];
+    }
   }
 }
 
@@ -76,30 +100,34 @@ struct Copy {
   std::string_view op;
   View<const std::byte> from;
   View<std::byte> to;
-  View<const int32_t> offs;
-  int64_t rows;  // that offs counts
-  int64_t alignment = 1;
+  OffsParams offs;
   const int32_t* starts = nullptr;
 };
 
 void launch_copy(const Copy& copy, void* stream) {
   const int64_t row_bytes = copy.to.dim(1);
   with_word(copy.from.data, copy.to.data, row_bytes, [&]<class Word>() {
-    CopyParams<Word> params{.panels = {.rows = copy.rows,
-                                       .cols = row_bytes / static_cast<int64_t>(sizeof(Word)),
-                                       .count = copy.offs.dim(0),
-                                       .offs = copy.offs.data,
-                                       .weights = false},
-                            .alignment = copy.alignment,
+    CopyParams<Word> params{.offs = copy.offs,
                             .from = reinterpret_cast<const Word*>(copy.from.data),
                             .to = reinterpret_cast<Word*>(copy.to.data),
                             .from_rows = copy.from.dim(0),
                             .to_rows = copy.to.dim(0),
                             .starts = copy.starts,
-                            .slices = ceil_div<int64_t>(row_bytes, kSliceBytes),
-                            .tiles = 0};
-    params.tiles = num_row_tiles(params.panels, copy.alignment, copy.to.dim(0)) * params.slices;
-    launch({copy.op, stream, params.tiles}, copy_kernel<Word>, params);
+                            .run_words = 0,
+                            .row_tiles = 0,
+                            .runs = 0};
+    const int64_t words = row_bytes / static_cast<int64_t>(sizeof(Word));
+    params.offs.panels.cols = words;
+    params.row_tiles = num_row_tiles(copy.offs.panels, copy.offs.alignment, copy.to.dim(0));
+    // Long runs make the search for a CTA's rows cheap; short ones keep every SM busy to the end.
+    constexpr int64_t kMost = 4, kEnough = 4096;  // slices of a run; CTAs of a launch
+    const int64_t slices = ceil_div<int64_t>(row_bytes, kSliceBytes);
+    const int64_t length =
+        max<int64_t>(min<int64_t>(params.row_tiles * slices / kEnough, kMost), 1);
+    params.run_words = length * kSliceBytes / static_cast<int64_t>(sizeof(Word));
+    // At least one CTA, for starts and ends.
+    params.runs = static_cast<uint32_t>(max<int64_t>(ceil_div(slices, length), 1));
+    launch({copy.op, stream, params.row_tiles * params.runs}, copy_kernel<Word>, params);
   });
 }
 
@@ -120,17 +148,13 @@ void padded_offs(const PaddedOffsArgs& args, void* stream) {
 }
 
 void pad_groups(const PadGroupsArgs& args, void* stream) {
-  const OffsParams params{.panels = panels_of(args.offs, args.x.dim(0)),
-                          .alignment = args.alignment,
-                          .starts = args.starts.data,
-                          .ends = args.ends.data};
-  launch({"pad_groups", stream, 1}, padded_offs_kernel, params);
   launch_copy({.op = "pad_groups",
                .from = args.x,
                .to = args.padded,
-               .offs = args.offs,
-               .rows = args.x.dim(0),
-               .alignment = args.alignment},
+               .offs = {.panels = panels_of(args.offs, args.x.dim(0)),
+                        .alignment = args.alignment,
+                        .starts = args.starts.data,
+                        .ends = args.ends.data}},
               stream);
 }
 
@@ -138,8 +162,10 @@ void unpad_groups(const UnpadGroupsArgs& args, void* stream) {
   launch_copy({.op = "unpad_groups",
                .from = args.padded,
                .to = args.x,
-               .offs = args.offs,
-               .rows = args.x.dim(0),
+               .offs = {.panels = panels_of(args.offs, args.x.dim(0)),
+                        .alignment = 1,
+                        .starts = nullptr,
+                        .ends = nullptr},
                .starts = args.starts.data},
               stream);
 }

@@ -3,6 +3,9 @@
 // CTA finds its own with a scan over offs.
 #pragma once
 
+#include <iterator>
+#include <utility>
+
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/layout/panel.h"
 
@@ -25,16 +28,47 @@ struct RowTileSearch {  // in shared memory
   RowTile found;
 };
 
+// round_up() without its division where it can be: a CTA that looks for its rows waits for it.
+constexpr int64_t align_up(int64_t rows, int64_t alignment) {
+  if (alignment & (alignment - 1)) return round_up(rows, alignment);
+  return (rows + alignment - 1) & -alignment;
+}
+
 constexpr int64_t tiles_of(int64_t rows, int64_t alignment) {
-  return ceil_div<int64_t>(round_up(rows, alignment), kTileRows);
+  return ceil_div<int64_t>(align_up(rows, alignment), kTileRows);
+}
+
+// next_panel(), with align_up().
+constexpr Panel panel_after(const Panels& panels, const Panel& before, int64_t alignment) {
+  Panel panel = next_panel(panels, before, 1);
+  panel.padded = before.padded + align_up(before.rows, alignment);
+  return panel;
+}
+
+// place_of(), whose divisions are shifts once the block is known.
+__device__ inline Place find_place(const Panels& panels, const Panel& panel, Form form, Block block,
+                                   ScaleLayout layout) {
+  Place place;
+  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
+    const auto is = [&]<size_t kI>() {
+      constexpr Block kBlock = kBlocks[kI];
+      if (block != kBlock) return false;
+      place = place_of(panels, panel, form, kBlock, layout);
+      return true;
+    };
+    (is.template operator()<kIndex>() || ...);
+  }
+  (std::make_index_sequence<std::size(kBlocks)>());
+  return place;
 }
 
 // How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
 // of `buffer_rows` rows. With offs an upper bound: G groups and the tail can each waste a tile less
-// one row. It holds for the rows of x and for those padded_rows() makes of them alike, as the
-// padding of a group is inside its last tile; so for those, pass the rows of x.
+// one row; at least one tile is left for the tail. It holds for the rows of x and for those
+// padded_rows() makes of them alike, as the padding of a group is inside its last tile; so for
+// those, pass the rows of x.
 constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows) {
-  if (panels.offs) return (buffer_rows + (panels.count + 1) * (kTileRows - 1)) / kTileRows;
+  if (panels.offs) return buffer_rows / kTileRows + panels.count + 1;
   return panels.count * tiles_of(panels.rows, alignment);
 }
 
@@ -45,7 +79,7 @@ constexpr RowTile row_tile_of_equal_panels(const Panels& panels, int64_t alignme
   return {.panel = {.index = index,
                     .begin = index * panels.rows,
                     .rows = panels.rows,
-                    .padded = index * round_up(panels.rows, alignment),
+                    .padded = index * align_up(panels.rows, alignment),
                     .tiled = index * round_up<int64_t>(panels.rows, kTileRows)},
           .row = tile % per_panel * kTileRows,
           .tail = false};
@@ -87,14 +121,14 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
   const auto add = [](int64_t a, int64_t b) { return a + b; };
   const auto walk = [&](Panel panel, int64_t& count, auto&& visit) {
     for (int64_t g = first; g < last; ++g) {
-      panel = next_panel(panels, panel, alignment);
+      panel = panel_after(panels, panel, alignment);
       visit(panel, count);
       count += tiles_of(panel.rows, alignment);
     }
     return Panel{.index = last,
                  .begin = panel.begin + panel.rows,
                  .rows = 0,
-                 .padded = panel.padded + round_up(panel.rows, alignment),
+                 .padded = panel.padded + align_up(panel.rows, alignment),
                  .tiled = panel.tiled + round_up<int64_t>(panel.rows, kTileRows)};
   };
   int64_t mine = 0;

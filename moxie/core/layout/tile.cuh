@@ -1,236 +1,141 @@
-// A tile is 128 x 128 elements of one panel, what a CTA works on: both sides of the largest block,
-// and rows of 128 bytes in either form. A warp takes 16 rows of it, a lane four columns of those.
+// What a CTA does with a whole tile of e4m3: turn it round in shared memory, store it, and clear
+// what no group covers.
 #pragma once
 
-#include <bit>
+#include <type_traits>
 
-#include "moxie/core/base/view.h"
-#include "moxie/core/format/e4m3.cuh"
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/layout/clear.cuh"
+#include "moxie/core/layout/source.cuh"
 
 namespace moxie::cuda {
 
-inline constexpr int kTileCols = 128;
-inline constexpr int kTileChunks = kTileCols / kChunk;
-inline constexpr int kWarpRows = kTileRows / kWarps;
-static_assert(kTileChunks == kWarp, "a warp reads one row of a tile at a time");
+// ---- which tiles a CTA takes ----
 
-// Elements of a tile that are inside the panel, and where its first one is.
-struct TileSpan {
-  int64_t row, col;  // counted from the panel's first
-  int rows, cols;    // at most 128 each
+// The CTAs of a launch, in the order in which they start. Each takes a run of tiles from the same
+// rows: long runs make the search for those rows cheap, short ones keep every SM busy to the end.
+// The tiles of a run are `step` columns apart, so that what lies side by side is read and written
+// at the same time, by CTAs that started together. For the colwise form those are the CTAs of all
+// rows of the same columns.
+struct Raster {
+  int64_t step, row_tiles;
+  uint32_t runs;
+  bool rows_first;
+
+  int64_t work() const { return row_tiles * runs; }
 };
 
-constexpr int clip(int64_t left, int limit) {
-  return static_cast<int>(max<int64_t>(min<int64_t>(left, limit), 0));
+inline Raster make_raster(const Panels& panels, int64_t row_tiles, bool rows_first,
+                          int64_t longest) {
+  constexpr int64_t kEnough = 8192;  // CTAs of a launch
+  // Up to a tile per group is there for nothing, and takes a search to find that out.
+  if (panels.offs && panels.count * 16 > row_tiles) longest *= 2;
+  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
+  const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, longest), 1);
+  const int64_t runs = ceil_div<int64_t>(col_tiles, length);
+  return {.step = runs * kTileCols,
+          .row_tiles = row_tiles,
+          .runs = static_cast<uint32_t>(runs),
+          .rows_first = rows_first};
 }
 
-// The blocks of a tile, numbered row by row.
-struct BlockGrid {
-  int row_shift, col_shift;  // log2 of a block's sides
-
-  constexpr int index(int row, int col) const {
-    return (row >> row_shift) * (kTileCols >> col_shift) + (col >> col_shift);
-  }
-  constexpr int rows() const { return kTileRows >> row_shift; }
-  constexpr int cols() const { return kTileCols >> col_shift; }
-  constexpr int count() const { return rows() * cols(); }
+struct RasterAt {
+  uint32_t tile, run;
 };
 
-// A block is at most a tile and, to be of use to a GEMM, at least 32 long.
-inline constexpr int kMaxBlocks = kTileRows * kTileCols / kMxBlock;
-
-constexpr BlockGrid grid_of(Block block) {
-  return {std::countr_zero(static_cast<unsigned>(block.rows)),
-          std::countr_zero(static_cast<unsigned>(block.cols))};
-}
-
-// ---- global memory ----
-
-// Rows of `stride` elements can be moved in chunks when every row starts on a chunk's boundary.
-template <class T>
-bool is_chunked(const T* data, int64_t stride) {
-  return reinterpret_cast<uintptr_t>(data) % (kChunk * sizeof(T)) == 0 && stride % kChunk == 0;
-}
-
-template <class T>
-__device__ Chunk<T> load_chunk(const T* from, int64_t count, bool chunked) {
-  if (chunked && count >= kChunk) return *reinterpret_cast<const Chunk<T>*>(from);
-  Chunk<T> chunk{};
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    if (i < count) chunk.value[i] = from[i];
-  return chunk;
-}
-
-template <class T>
-__device__ void store_chunk(T* to, const Chunk<T>& chunk, int64_t count, bool chunked) {
-  if (chunked && count >= kChunk) {
-    *reinterpret_cast<Chunk<T>*>(to) = chunk;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    if (i < count) to[i] = chunk.value[i];
-}
-
-__device__ inline E4m3Word load_word(const e4m3* from, int64_t count, bool chunked) {
-  if (chunked && count >= kChunk) return *reinterpret_cast<const E4m3Word*>(from);
-  E4m3Word word = 0;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    if (i < count) word |= static_cast<E4m3Word>(from[i].bits) << 8 * i;
-  return word;
-}
-
-__device__ inline void store_word(e4m3* to, E4m3Word word, int64_t count, bool chunked) {
-  if (chunked && count >= kChunk) {
-    *reinterpret_cast<E4m3Word*>(to) = word;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i)
-    if (i < count) to[i] = {static_cast<uint8_t>(word >> 8 * i)};
-}
-
-template <class F>
-void with_format(Format format, F&& f) {
-  switch (format) {
-    case Format::kBf16: return f.template operator()<bf16>();
-    case Format::kF32: return f.template operator()<float>();
-  }
-}
-
-// ---- sources: where elements come from, in the order of x ----
-
-template <class T>
-struct FloatSource {
-  using Element = T;
-  const T* x;  // element (0, 0) of the panel once in_panel() was called
-  int64_t cols;
-  bool chunked;
-
-  __device__ FloatSource in_panel(const Panels&, const Panel& panel) const {
-    return {x + panel.begin * cols, cols, chunked};
-  }
-  __device__ Chunk<T> load(int64_t row, int64_t col, int64_t count) const {
-    return load_chunk(x + row * cols + col, count, chunked);
-  }
-};
-
-template <class T>
-FloatSource<T> float_source(const void* x, int64_t cols) {
-  const auto* data = static_cast<const T*>(x);
-  return {data, cols, is_chunked(data, cols)};
-}
-
-// The rowwise form, with plain scales.
-struct RowwiseSource {
-  using Element = float;
-  const e4m3* qdata;
-  const e8m0* scale;
-  Block block;
-  BlockGrid grid;
-  int64_t cols, scale_stride;
-  bool chunked;
-
-  __device__ RowwiseSource in_panel(const Panels& panels, const Panel& panel) const {
-    const Place place = place_of(panels, panel, Form::kRowwise, block, ScaleLayout::kPlain);
-    return {
-        qdata + place.qdata, scale + place.scale, block, grid, cols, place.scale_stride, chunked};
-  }
-  __device__ Chunk<float> load(int64_t row, int64_t col, int64_t count) const {
-    if (count <= 0) return {};
-    const E4m3Word word = load_word(qdata + row * cols + col, count, chunked);
-    // A chunk is inside one block: columns of a rowwise block are 32 or more.
-    const e8m0 code = scale[(row >> grid.row_shift) * scale_stride + (col >> grid.col_shift)];
-    return scaled(word, {code, code, code, code});
-  }
-
-  // qdata * scale, with the one NaN of the format: the GPU's own has other bits.
-  __device__ static Chunk<float> scaled(E4m3Word word, const Chunk<e8m0>& code) {
-    Chunk<float> out = decode(word);
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) {
-      const float value = out.value[i] * to_float(code.value[i]);
-      out.value[i] = value == value ? value : to_float(e4m3{kE4m3Nan});
-    }
-    return out;
-  }
-};
-
-inline RowwiseSource rowwise_source(const e4m3* qdata, const e8m0* scale, Block block,
-                                    int64_t cols) {
-  return {.qdata = qdata,
-          .scale = scale,
-          .block = block,
-          .grid = grid_of(block),
-          .cols = cols,
-          .scale_stride = 0,
-          .chunked = is_chunked(qdata, cols)};
-}
-
-// Calls visit(row, chunk) for the rows of this warp and the columns of this lane. Elements outside
-// the span are 0. All lanes call visit together, so it may use shuffles.
-template <class Source, class Visit>
-__device__ void sweep(const Source& source, const TileSpan& span, Visit&& visit) {
-  constexpr int kInFlight = 4;  // loads before the first use: 1 KB per warp for bf16
-  const int col = lane_index() * kChunk;
-  const int first = warp_index() * kWarpRows;
-  for (int batch = first; batch < first + kWarpRows; batch += kInFlight) {
-    Chunk<typename Source::Element> chunk[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) {
-      chunk[i] = {};
-      if (batch + i < span.rows)
-        chunk[i] = source.load(span.row + batch + i, span.col + col, span.cols - col);
-    }
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i) visit(batch + i, chunk[i]);
-  }
+// tile is past the last for a CTA without work. A run is 2^14 elements or more, so 32 bits are
+// enough to number them.
+__device__ inline RasterAt raster_at(const Raster& raster) {
+  const auto work = static_cast<uint32_t>(work_index());
+  const auto row_tiles = static_cast<uint32_t>(raster.row_tiles);
+  if (!raster.rows_first) return {work / raster.runs, work % raster.runs};
+  const uint32_t run = work / row_tiles;
+  return {run < raster.runs ? work % row_tiles : row_tiles, run};
 }
 
 // ---- shared memory ----
 
-template <class T>
-struct TileBuffer {
-  T chunk[kTileRows][kTileChunks];
+// A tile of e4m3, [outer, k] as in the colwise form. Patches touch eight bytes of each of eight
+// lines, and neighbouring lanes do so eight lines apart; global memory wants 16 bytes along a line.
+// The exclusive or keeps both free of bank conflicts.
+struct alignas(16) ByteTile {
+  uint8_t byte[kTileCols][kTileRows];
 
-  // Four rows apart, the same column is in another bank: neither a row's chunks nor those of one
-  // column over every fourth row meet in a bank. Padding rows instead would misalign the chunks.
-  __device__ T& at(int row, int index) { return chunk[row][index ^ (row / kChunk)]; }
-  __device__ const T& at(int row, int index) const { return chunk[row][index ^ (row / kChunk)]; }
-};
-
-// Magnitudes as bits: they order like integers, and NaN is the largest.
-using Magnitudes = Chunk<uint32_t>;
-
-template <class T>
-__device__ Magnitudes magnitudes(const Chunk<T>& chunk) {
-  const Chunk<float> x = to_floats(chunk);
-  Magnitudes out;
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) out.value[i] = std::bit_cast<uint32_t>(x.value[i]) & 0x7fffffff;
-  return out;
-}
-
-__device__ inline void raise(Magnitudes& most, const Magnitudes& by) {
-#pragma unroll
-  for (int i = 0; i < kChunk; ++i) most.value[i] = max(most.value[i], by.value[i]);
-}
-
-// Adds what the lanes of a warp found in `row` (or in rows of the same block) to the blocks' amax.
-__device__ inline void add_amax(uint32_t* amax, BlockGrid grid, int row, const Magnitudes& most) {
-  const int col = lane_index() * kChunk;
-  if (grid.col_shift == 0) {
-#pragma unroll
-    for (int i = 0; i < kChunk; ++i) atomicMax(&amax[grid.index(row, col + i)], most.value[i]);
-    return;
+  // Eight bytes of line i of this thread's patch.
+  __device__ uint2& piece(int i) {
+    const int index = patch_row() / kPatch ^ patch_col() / kPatch;
+    return *reinterpret_cast<uint2*>(byte[patch_col() + i] + index * sizeof(uint2));
   }
-  uint32_t all = max(max(most.value[0], most.value[1]), max(most.value[2], most.value[3]));
-  constexpr int kLanes = kMxBlock / kChunk;  // no block with columns to share has fewer
-  for (int step = 1; step < kLanes; step *= 2) all = max(all, __shfl_xor_sync(~0u, all, step));
-  if (lane_index() % kLanes == 0) atomicMax(&amax[grid.index(row, col)], all);
+  __device__ uint4 load(int line, int index) const {
+    const uint4 both = chunk(line, index);
+    return line / kPatch % 2 ? uint4{both.z, both.w, both.x, both.y} : both;
+  }
+  __device__ void store(int line, int index, const uint4& v) {
+    const_cast<uint4&>(chunk(line, index)) = line / kPatch % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
+  }
+
+ private:
+  __device__ const uint4& chunk(int line, int index) const {
+    return *reinterpret_cast<const uint4*>(byte[line] +
+                                           (index ^ line / kPatch / 2) * sizeof(uint4));
+  }
+};
+static_assert(kTileRows / kPatch == kPatchLanes);
+
+// Eight bytes of each column of this thread's patch, four rows to a word. `rows` are the span's:
+// from there on the tile is padded with zeros, also where a scale is NaN.
+__device__ inline void store_columns(ByteTile& tile, int rows, uint32_t (&piece)[kPatch][2]) {
+  if (const int left = rows - patch_row(); left < kPatch) {
+    const auto bytes_below = [](int count) {
+      return count >= 4 ? ~0u : count <= 0 ? 0u : (1u << 8 * count) - 1;
+    };
+#pragma unroll
+    for (auto& [low, high] : piece) low &= bytes_below(left), high &= bytes_below(left - 4);
+  }
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) tile.piece(j) = uint2{piece[j][0], piece[j][1]};
+}
+
+// Encodes this thread's patch column by column; scaled(i, x) gives its row i.
+template <class Scaled>
+__device__ void turn_rows(ByteTile& tile, int rows, Scaled&& scaled) {
+  uint32_t piece[kPatch][2] = {};
+#pragma unroll
+  for (int i = 0; i < kPatch; i += 2) {
+    float x[2][kPatch];
+    scaled(i, x[0]), scaled(i + 1, x[1]);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) piece[j][i / 4] |= encode2(x[0][j], x[1][j]) << 8 * (i % 4);
+  }
+  store_columns(tile, rows, piece);
+}
+
+template <class Element>
+__device__ void turn_patch(ByteTile& tile, int rows, const Patch<Element>& patch,
+                           const Scales<typename Patch<Element>::Peak>& scales) {
+  if constexpr (std::is_same_v<Element, e4m3>) {
+    uint32_t factor[kPatch / 2];
+    if (patch.factors(scales, factor)) {
+      uint32_t piece[kPatch][2];
+#pragma unroll
+      for (int i = 0; i < kPatch; i += 4)
+#pragma unroll
+        for (int j = 0; j < kPatch; j += 4) {
+          uint32_t four[4];
+#pragma unroll
+          for (int k = 0; k < 4; ++k)
+            four[k] =
+                encode_pair(multiply_f16_pairs(patch.pair(i + k, j / 2), factor[j / 2])) |
+                encode_pair(multiply_f16_pairs(patch.pair(i + k, j / 2 + 1), factor[j / 2 + 1]))
+                    << 16;
+          transpose(four);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) piece[j + k][i / 4] = four[k];
+        }
+      store_columns(tile, rows, piece);
+      return;
+    }
+  }
+  turn_rows(tile, rows, [&](int i, float(&x)[kPatch]) { patch.by_column(i, scales, x); });
 }
 
 // ---- operands: where a tile goes ----
@@ -239,51 +144,67 @@ __device__ inline void add_amax(uint32_t* amax, BlockGrid grid, int row, const M
 struct TileOperand {
   e4m3* qdata;  // element (0, 0) of the tile
   int64_t stride;
-  bool chunked;
   int outer, k;  // at most 128 each; k includes the zeros that pad a group's tail
 };
 
-// The parts of an operand that no group covers.
-__device__ inline void zero(const TileOperand& out) {
-  const int k = lane_index() * kChunk;
-  for (int i = warp_index(); i < out.outer; i += kWarps)
-    store_word(out.qdata + i * out.stride + k, 0, out.k - k, out.chunked);
-}
+// What is stored at once. Where the op's tensors are aligned, no piece is cut by an edge.
+inline constexpr int kRowwisePiece = kPatch;
+inline constexpr int kColwisePiece = sizeof(uint4);
+inline constexpr int kMaxRowBlocks = kTileRows / kMxBlock;
 
-// inverse: of each block's scale, by grid.index().
-template <class T>
-__device__ void store_rowwise(const TileOperand& out, const TileBuffer<Chunk<T>>& tile,
-                              BlockGrid grid, const float* inverse) {
-  const int lane = lane_index(), col = lane * kChunk;
-  const int first = warp_index() * kWarpRows;
-#pragma unroll 4
-  for (int row = first; row < min(first + kWarpRows, out.outer); ++row) {
-    const E4m3Word word = encode(to_floats(tile.at(row, lane)), inverse[grid.index(row, col)]);
-    store_word(out.qdata + row * out.stride + col, word, out.k - col, out.chunked);
+template <bool kAligned, class Word>
+__device__ void store_piece(e4m3* to, const Word& word, int count) {
+  if constexpr (kAligned) {
+    if (count > 0) *reinterpret_cast<Word*>(to) = word;
+  } else {
+    uint32_t words[sizeof(Word) / 4];
+    words[0] = word.x, words[1] = word.y;
+    if constexpr (sizeof(Word) == 16) words[2] = word.z, words[3] = word.w;
+#pragma unroll
+    for (int i = 0; i < static_cast<int>(sizeof(Word)); ++i)
+      if (i < count) to[i] = {static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4))};
   }
 }
 
-// rows: those of the span; from there to out.k the operand is padded with zeros.
-template <class T>
-__device__ void store_colwise(const TileOperand& out, const TileBuffer<Chunk<T>>& tile,
-                              BlockGrid grid, const float* inverse, int rows) {
-  const int row = lane_index() * kChunk;
-  const int valid = clip(rows - row, kChunk);
-  const E4m3Word keep = valid == kChunk ? ~0u : (1u << 8 * valid) - 1;
-  for (int index = warp_index(); index * kChunk < out.outer; index += kWarps) {
-    Chunk<float> x[kChunk];
+template <bool kAligned>
+__device__ uint4 load_piece(const e4m3* from, int count) {
+  if constexpr (kAligned) {
+    return count > 0 ? *reinterpret_cast<const uint4*>(from) : uint4{};
+  } else {
+    uint32_t words[4] = {};
 #pragma unroll
-    for (int i = 0; i < kChunk; ++i) x[i] = to_floats(tile.at(row + i, index));
-#pragma unroll
-    for (int j = 0; j < kChunk; ++j) {
-      const int col = index * kChunk + j;
-      if (col >= out.outer) break;
-      const Chunk<float> line{x[0].value[j], x[1].value[j], x[2].value[j], x[3].value[j]};
-      // Four rows are inside one block: rows of a colwise block are 32 or more.
-      const E4m3Word word = encode(line, inverse[grid.index(row, col)]) & keep;
-      store_word(out.qdata + col * out.stride + row, word, out.k - row, out.chunked);
-    }
+    for (int i = 0; i < kColwisePiece; ++i)
+      if (i < count) words[i / 4] |= static_cast<uint32_t>(from[i].bits) << 8 * (i % 4);
+    return {words[0], words[1], words[2], words[3]};
   }
+}
+
+// Calls f(line, index of a 16-byte chunk) so that neighbouring threads have neighbouring chunks.
+template <class F>
+__device__ void for_each_chunk(F&& f) {
+  constexpr int kChunks = kTileRows / kColwisePiece, kStep = kThreads / kChunks;
+  const int index = threadIdx.x % kChunks;
+#pragma unroll
+  for (int i = 0; i < kTileCols / kStep; ++i) f(threadIdx.x / kChunks + i * kStep, index);
+}
+
+template <bool kAligned>
+__device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
+  for_each_chunk([&](int line, int index) {
+    store_piece<kAligned>(out.qdata + line * out.stride + index * kColwisePiece,
+                          tile.load(line, index),
+                          line < out.outer ? out.k - index * kColwisePiece : 0);
+  });
+}
+
+// The parts of an operand that no group covers. Pieces are those of the operand's form.
+template <bool kAligned, class Word>
+__device__ void zero(const TileOperand& out) {
+  constexpr int kPieces = kTileCols / sizeof(Word);
+  const int k = threadIdx.x % kPieces * sizeof(Word);
+#pragma unroll 1
+  for (int i = threadIdx.x / kPieces; i < out.outer; i += kThreads / kPieces)
+    store_piece<kAligned>(out.qdata + i * out.stride + k, Word{}, out.k - k);
 }
 
 }  // namespace moxie::cuda

@@ -1,21 +1,14 @@
-// The kernel of quantize and of requantize, which differ in where a tile comes from.
+// The kernel of quantize and of requantize, which differ in where a tile comes from. A CTA takes a
+// run of tiles side by side. It reads each once, into registers; the amax of rows goes through
+// shuffles, that of columns through shared memory; the rowwise form is stored from registers, the
+// colwise one is turned round in shared memory. docs/kernels/quantize.md has the reasons.
 #pragma once
 
-#include "moxie/core/layout/check.h"
-#include "moxie/core/layout/tile.cuh"
+#include <type_traits>
+
+#include "moxie/core/quantize/form.cuh"
 
 namespace moxie::cuda {
-
-template <Form kForm>
-struct FormParams {  // one form of the result
-  bool wanted = false;
-  Block block{};
-  ScaleLayout layout = ScaleLayout::kPlain;
-  BlockGrid grid{};
-  bool chunked = false;
-  e4m3* qdata = nullptr;
-  e8m0* scale = nullptr;
-};
 
 template <class Source>
 struct QuantizeParams {
@@ -23,155 +16,197 @@ struct QuantizeParams {
   Source source;
   FormParams<Form::kRowwise> rowwise;
   FormParams<Form::kColwise> colwise;
-  ScaleRule rule;
+  ScaleChoice choice;
   int64_t alignment;  // of colwise groups
-  int64_t col_tiles, tiles;
+  Raster raster;
 };
 
-struct FormStorage {
-  uint32_t amax[kMaxBlocks];
-  float inverse[kMaxBlocks];
-  e8m0 code[kMaxBlocks];
-  Place place;
-};
+struct Nothing {};
 
+// Both the amax of columns and their turn need barriers, which leave registers waiting; a stage
+// keeps bytes on the way meanwhile.
+template <class Source, bool kColwise>
+struct StageOf {
+  using Type = Nothing;
+};
 template <class Source>
+requires(Source::kStaged) struct StageOf<Source, true> {
+  using Type = typename Source::Stage;
+};
+
+template <class Source, bool kColwise>
 struct QuantizeStorage {
-  TileBuffer<Chunk<typename Source::Element>> tile;
-  FormStorage rowwise, colwise;
+  using T = typename Patch<typename Source::Element>::Peak;
+  alignas(16) typename StageOf<Source, kColwise>::Type stage;
+  alignas(16) Peaks<T> columns[kWarps][kPatchLanes];  // of the rows of each warp
+  alignas(4) uint8_t row_code[kTileRows][4];          // one per 32 columns
+  alignas(8) uint8_t col_code[4][kTileCols];          // one per 32 rows
+  std::conditional_t<kColwise, ByteTile, Nothing> tile;
+  Place rowwise, colwise;
   RowTileSearch search;
 };
 
-template <Form kForm>
-__device__ void find_place(const FormParams<kForm>& form, const Panels& panels, const Panel& panel,
-                           FormStorage& to) {
-  if (form.wanted) to.place = place_of(panels, panel, kForm, form.block, form.layout);
+// The highest of each block, for the columns (or, all the same, the rows) of this thread's patch.
+template <class T>
+__device__ Peaks<T> block_peaks(const Peaks<T> (&columns)[kWarps][kPatchLanes], Block block) {
+  const int lane = lane_index() % kPatchLanes;
+  Peaks<T> peaks;
+  if (block.rows == kMxBlock) {
+    const int warp = warp_index() & ~1;
+    peaks = columns[warp][lane];
+    raise(peaks, columns[warp + 1][lane]);
+  } else {
+    peaks = columns[0][lane];
+#pragma unroll
+    for (int warp = 1; warp < kWarps; ++warp) raise(peaks, columns[warp][lane]);
+  }
+  if (block.cols == 1) return peaks;
+  uint32_t most = peaks.highest();
+#pragma unroll
+  for (int step = 1; step < kPatchLanes; step *= 2)
+    if (step * kPatch < block.cols) most = Peaks<T>::higher(most, __shfl_xor_sync(~0u, most, step));
+#pragma unroll
+  for (int i = 0; i < Peaks<T>::kWords; ++i) peaks.word[i] = most;
+  return peaks;
+}
+static_assert(kMxBlock == 2 * kWarpRows, "two warps share a block of 32 rows");
+
+// The rowwise form of this thread's patch, to `to` and on. Four lanes have the codes of the same 32
+// columns; each of them hands over two rows' codes, all inside a warp.
+template <bool kAligned, class Element, class Storage>
+__device__ void quantize_rows(Storage& s, const TileOperand& out, const Patch<Element>& patch,
+                              const Scales<typename Patch<Element>::Peak>& scales) {
+  const int row = patch_row(), col = patch_col(), lane = lane_index();
+  e4m3* to = out.qdata + row * out.stride + col;
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i, to += out.stride) {
+    float x[kPatch];
+    patch.by_row(i, scales, x);
+    store_piece<kAligned>(to, uint2{encode4(x), encode4(x + 4)},
+                          row + i < out.outer ? out.k - col : 0);
+  }
+  const uint32_t two = (lane % 4 < 2 ? scales.code[0] : scales.code[1]) >> lane % 2 * 16;
+  const int first = row + lane % 4 * 2;
+  s.row_code[first][col / kMxBlock] = static_cast<uint8_t>(two);
+  s.row_code[first + 1][col / kMxBlock] = static_cast<uint8_t>(two >> 8);
+  __syncwarp();
 }
 
-// The part of an operand that a tile fills. In the tail, that is what no group covers.
-template <Form kForm>
-__device__ TileOperand tile_operand(const FormParams<kForm>& form, const Place& place,
-                                    const RowTile& at, const Panels& panels, int64_t col) {
-  constexpr bool kRowwise = kForm == Form::kRowwise;
-  const int64_t rows = !at.tail   ? (kRowwise ? at.panel.rows : place.k)
-                       : kRowwise ? panels.rows - at.panel.begin
-                                  : place.qdata_stride - at.panel.padded;
-  const int tile_rows = clip(rows - at.row, kTileRows),
-            tile_cols = clip(panels.cols - col, kTileCols);
-  const int64_t outer = kRowwise ? at.row : col, k = kRowwise ? col : at.row;
-  return {.qdata = form.qdata + place.qdata + outer * place.qdata_stride + k,
-          .stride = place.qdata_stride,
-          .chunked = form.chunked,
-          .outer = kRowwise ? tile_rows : tile_cols,
-          .k = kRowwise ? tile_cols : tile_rows};
+// The colwise form of this thread's patch, into shared memory.
+template <class Element, class Storage>
+__device__ void quantize_columns(Storage& s, const Patch<Element>& patch,
+                                 const Scales<typename Patch<Element>::Peak>& scales, int rows) {
+  if (warp_index() % 2 == 0 && lane_index() < kPatchLanes)
+    *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][patch_col()]) =
+        uint2{scales.code[0], scales.code[1]};
+  turn_patch(s.tile, rows, patch, scales);
 }
 
-__device__ inline void choose_scales(FormStorage& form, BlockGrid grid, ScaleRule rule) {
-  for (int i = threadIdx.x; i < grid.count(); i += kThreads) {
-    form.code[i] = scale_of(std::bit_cast<float>(form.amax[i]), rule);
-    form.inverse[i] = inverse(form.code[i]);
+template <class Source, bool kRowwise, bool kColwise, class Storage>
+__device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const RowTile& at,
+                             int64_t col) {
+  using Element = typename Source::Element;
+  using Peak = typename Patch<Element>::Peak;
+  const int64_t cols = p.panels.cols, step = p.raster.step;
+  const bool tall = kRowwise && p.rowwise.block.rows > 1;
+  const Source source = p.source.in_panel(p.panels, at.panel);
+  const int rows = clip(at.panel.rows - at.row, kTileRows);
+  const auto span_at = [&](int64_t c) {
+    return TileSpan{.row = at.row, .col = c, .rows = rows, .cols = clip(cols - c, kTileCols)};
+  };
+  TileOperand row_out{}, col_out{};
+  if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
+  if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
+  const int line = warp_index() * kWarpRows + lane_index() % kWarpRows;
+  LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line, step);
+  ColumnScales col_scales(p.colwise, s.colwise, col, at.row, step);
+
+  Patch<Element> patch;
+  constexpr bool kStaged = Source::kStaged && kColwise;
+  const auto load = [&](int64_t c) {
+    if constexpr (kStaged)
+      source.stage(span_at(c), s.stage);
+    else
+      source.load(span_at(c), patch);
+  };
+  load(col);
+  for (;;) {
+    if constexpr (kStaged) source.unstage(s.stage, patch);
+    patch.prepare();
+    row_out.k = col_out.outer = clip(cols - col, kTileCols);
+    if (kColwise || tall) {
+      Peaks<Peak> mine = patch.columns();
+      raise_over_lanes<kPatchLanes>(mine);
+      if (lane_index() < kPatchLanes) s.columns[warp_index()][lane_index()] = mine;
+    }
+    // What was staged has been read: the amax above has seen it.
+    if (kStaged && col + step < cols) load(col + step);
+    if (tall) __syncthreads();
+    if constexpr (kRowwise) {
+      Peaks<Peak> peaks;
+      if (tall) {
+        peaks = block_peaks(s.columns, p.rowwise.block);
+      } else {
+        peaks = patch.rows();
+        raise_over_lanes<kMxBlock / kPatch - 1>(peaks);
+        if (p.rowwise.block.cols > kMxBlock)
+          raise_over_lanes<kPatchLanes - kMxBlock / kPatch>(peaks);
+      }
+      quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
+      if (lane_index() < kWarpRows)
+        row_scales.store(p.rowwise, row_out, line,
+                         *reinterpret_cast<const uint32_t*>(s.row_code[line]));
+      __syncwarp();
+      row_out.qdata += step;
+      row_scales.to += row_scales.step;
+    }
+    if constexpr (kColwise) {
+      if (!tall) __syncthreads();
+      quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
+                       rows);
+    }
+
+    // At the latest: the next tile travels while this one leaves shared memory.
+    if (!kStaged && col + step < cols) load(col + step);
+    col += step;
+    if (kColwise || tall) __syncthreads();
+    if constexpr (kColwise) {
+      store_tile<Source::kAligned>(col_out, s.tile);
+      col_scales.store(p.colwise, s.colwise, col_out, s.col_code);
+      col_out.qdata += step * col_out.stride;
+      col_scales.first.to += col_scales.first.step;
+    }
+    if (col >= cols) break;
   }
 }
 
-template <Form kForm>
-__device__ void store_plain(const FormParams<kForm>& form, const FormStorage& from,
-                            const TileSpan& span) {
-  constexpr bool kRowwise = kForm == Form::kRowwise;
-  const int64_t first_row = span.row >> form.grid.row_shift,
-                first_col = span.col >> form.grid.col_shift;
-  for (int i = threadIdx.x; i < form.grid.count(); i += kThreads) {
-    const int row = i / form.grid.cols(), col = i % form.grid.cols();
-    if (row << form.grid.row_shift >= span.rows || col << form.grid.col_shift >= span.cols)
-      continue;
-    const int64_t r = first_row + row, c = first_col + col;
-    put_scale(form.scale, from.place, kForm, form.block, ScaleLayout::kPlain, kRowwise ? r : c,
-              kRowwise ? c : r, from.code[i]);
-  }
-}
-
-// A tile has exactly one tile of swizzled scales, which is written whole, padding and all.
-template <Form kForm>
-__device__ void store_swizzled(const FormParams<kForm>& form, const FormStorage& from,
-                               const TileSpan& span) {
-  constexpr bool kRowwise = kForm == Form::kRowwise;
-  const int64_t outer = kRowwise ? span.row : span.col, k = kRowwise ? span.col : span.row;
-  e8m0* scale =
-      form.scale + from.place.scale + swizzled_index(outer, k / kMxBlock, from.place.scale_stride);
-  for (int i = threadIdx.x; i < kScaleTileBytes; i += kThreads) {
-    const int di = i / static_cast<int>(kScaleTileCols),
-              dk = i % static_cast<int>(kScaleTileCols) * kMxBlock;
-    const bool inside = outer + di < from.place.outer && k + dk < from.place.k;
-    const int block = kRowwise ? form.grid.index(di, dk) : form.grid.index(dk, di);
-    scale[swizzled_index(di, dk / kMxBlock, 1)] = inside ? from.code[block] : e8m0{};
-  }
-}
-
-template <Form kForm>
-__device__ void store_scales(const FormParams<kForm>& form, const FormStorage& from,
-                             const TileSpan& span) {
-  if (form.layout == ScaleLayout::kPlain)
-    store_plain(form, from, span);
-  else
-    store_swizzled(form, from, span);
-}
-
-template <class Source>
-__device__ void quantize_tile(const QuantizeParams<Source>& p, QuantizeStorage<Source>& s,
-                              const RowTile& at, const TileSpan& span) {
-  const BlockGrid row_grid = p.rowwise.grid, col_grid = p.colwise.grid;
-  Magnitudes most{};
-  sweep(p.source.in_panel(p.panels, at.panel), span, [&](int row, const auto& chunk) {
-    s.tile.at(row, lane_index()) = chunk;
-    const Magnitudes here = magnitudes(chunk);
-    if (p.rowwise.wanted && row_grid.row_shift == 0) add_amax(s.rowwise.amax, row_grid, row, here);
-    raise(most, here);
-  });
-  // The 16 rows of a warp are inside one block of any that is more than a row tall.
-  const int row = warp_index() * kWarpRows;
-  if (p.rowwise.wanted && row_grid.row_shift != 0) add_amax(s.rowwise.amax, row_grid, row, most);
-  if (p.colwise.wanted) add_amax(s.colwise.amax, col_grid, row, most);
-  __syncthreads();
-
-  if (p.rowwise.wanted) choose_scales(s.rowwise, row_grid, p.rule);
-  if (p.colwise.wanted) choose_scales(s.colwise, col_grid, p.rule);
-  __syncthreads();
-
-  if (p.rowwise.wanted) {
-    store_rowwise(tile_operand(p.rowwise, s.rowwise.place, at, p.panels, span.col), s.tile,
-                  row_grid, s.rowwise.inverse);
-    store_scales(p.rowwise, s.rowwise, span);
-  }
-  if (p.colwise.wanted) {
-    store_colwise(tile_operand(p.colwise, s.colwise.place, at, p.panels, span.col), s.tile,
-                  col_grid, s.colwise.inverse, span.rows);
-    store_scales(p.colwise, s.colwise, span);
-  }
-}
-
-template <class Source>
-__global__ __launch_bounds__(kThreads) void quantize_kernel(
+template <class Source, bool kRowwise, bool kColwise>
+__global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
     const __grid_constant__ QuantizeParams<Source> p) {
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  auto& s = shared_storage<QuantizeStorage<Source>>();
-  for (int i = threadIdx.x; i < kMaxBlocks; i += kThreads)
-    s.rowwise.amax[i] = s.colwise.amax[i] = 0;
-  const RowTile& at = find_row_tile(p.panels, p.alignment, tile / p.col_tiles, s.search);
-  // One thread each: a place takes several 64-bit divisions.
-  if (threadIdx.x == 0) find_place(p.rowwise, p.panels, at.panel, s.rowwise);
-  if (threadIdx.x == kWarp) find_place(p.colwise, p.panels, at.panel, s.colwise);
+  auto& s = shared_storage<QuantizeStorage<Source, kColwise>>();
+  const auto [tile, run] = raster_at(p.raster);
+  if (tile >= p.raster.row_tiles) return;
+  const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
+  if (kRowwise && threadIdx.x == 0)
+    s.rowwise = find_place(p.panels, at.panel, Form::kRowwise, p.rowwise.block, p.rowwise.layout);
+  if (kColwise && threadIdx.x == kWarp)
+    s.colwise = find_place(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
   __syncthreads();
-  const int64_t col = tile % p.col_tiles * kTileCols;
+  const int64_t col = static_cast<int64_t>(run) * kTileCols;
   if (!at.tail) {
-    quantize_tile(p, s, at,
-                  {.row = at.row,
-                   .col = col,
-                   .rows = clip(at.panel.rows - at.row, kTileRows),
-                   .cols = clip(p.panels.cols - col, kTileCols)});
+    quantize_run<Source, kRowwise, kColwise>(p, s, at, col);
     return;
   }
-  if (p.rowwise.wanted) zero(tile_operand(p.rowwise, s.rowwise.place, at, p.panels, col));
-  if (p.colwise.wanted) zero(tile_operand(p.colwise, s.colwise.place, at, p.panels, col));
+  const int64_t first = at.row / kTileRows, tail_tiles = p.raster.row_tiles - (tile - first);
+  const int64_t index = first * p.raster.runs + run, count = tail_tiles * p.raster.runs;
+  if constexpr (kRowwise) {
+    zero_tail<Source::kAligned>(p.rowwise, s.rowwise, at, p.panels, col, p.raster.step);
+    zero_swizzled(p.rowwise, s.rowwise, index, count);
+  }
+  if constexpr (kColwise) {
+    zero_tail<Source::kAligned>(p.colwise, s.colwise, at, p.panels, col, p.raster.step);
+    zero_swizzled(p.colwise, s.colwise, index, count);
+  }
 }
 
 // The host's part: params from checked arguments, and the launch.
@@ -180,43 +215,42 @@ struct QuantizeForms {
   const std::optional<Operand>& rowwise;
   const std::optional<Operand>& colwise;
   ScaleRule rule;
-};
 
-template <Form kForm>
-FormParams<kForm> form_params(const std::optional<Operand>& out) {
-  if (!out) return {};
-  return {.wanted = true,
-          .block = out->block,
-          .layout = out->layout,
-          .grid = grid_of(out->block),
-          .chunked = is_chunked(out->qdata.data, out->qdata.dim(-1)),
-          .qdata = out->qdata.data,
-          .scale = out->scale.data};
-}
+  bool is_aligned() const {
+    return cuda::is_aligned(rowwise, kRowwisePiece) && cuda::is_aligned(colwise, kColwisePiece);
+  }
+};
 
 template <class Source>
 void launch_quantize(const QuantizeForms& forms, const Panels& panels, const Source& source,
                      void* stream) {
   const int64_t alignment = forms.colwise ? forms.colwise->block.rows : 1;
-  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
+  const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
   const QuantizeParams<Source> params{
       .panels = panels,
       .source = source,
       .rowwise = form_params<Form::kRowwise>(forms.rowwise),
       .colwise = form_params<Form::kColwise>(forms.colwise),
-      .rule = forms.rule,
+      .choice = choice_of(forms.rule),
       .alignment = alignment,
-      .col_tiles = col_tiles,
-      .tiles = num_row_tiles(panels, alignment, panels.rows) * col_tiles};
-  const Launch how{.op = forms.op,
-                   .stream = stream,
-                   .work = params.tiles,
-                   .shared_bytes = static_cast<int>(sizeof(QuantizeStorage<Source>))};
-  // Where groups leave gaps among the scales is known on the device only. Without groups every
-  // scale is written.
-  for (const auto* out : {&forms.rowwise, &forms.colwise})
-    if (panels.offs && *out) zero_async(how, (*out)->scale.data, numel((*out)->scale.shape));
-  launch(how, quantize_kernel<Source>, params);
+      .raster = make_raster(panels, row_tiles, !forms.rowwise && panels.offs, Source::kLongestRun)};
+  const auto start = [&]<bool kRowwise, bool kColwise>() {
+    launch({.op = forms.op,
+            .stream = stream,
+            .work = params.raster.work(),
+            .shared_bytes = static_cast<int>(sizeof(QuantizeStorage<Source, kColwise>))},
+           quantize_kernel<Source, kRowwise, kColwise>, params);
+  };
+  if constexpr (std::is_same_v<typename Source::Element, e4m3>) {
+    start.template operator()<false, true>();
+  } else {
+    if (!forms.colwise)
+      start.template operator()<true, false>();
+    else if (!forms.rowwise)
+      start.template operator()<false, true>();
+    else
+      start.template operator()<true, true>();
+  }
 }
 
 }  // namespace moxie::cuda

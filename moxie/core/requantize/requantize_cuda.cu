@@ -7,9 +7,13 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const std::optional<Operand> rowwise, colwise = args.colwise;
   const QuantizeForms forms{
       .op = "requantize", .rowwise = rowwise, .colwise = colwise, .rule = args.rule};
-  launch_quantize(forms, panels,
-                  rowwise_source(args.qdata.data, args.scale.data, args.block, panels.cols),
-                  stream);
+  const bool aligned = is_aligned(args.qdata.data, panels.cols, kPatch) && forms.is_aligned();
+  with_alignment(aligned, [&]<bool kAligned>() {
+    launch_quantize(
+        forms, panels,
+        rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block, panels.cols),
+        stream);
+  });
 }
 
 }  // namespace moxie::cuda

@@ -1,48 +1,139 @@
-// Three kernels: a scale spans a whole row, or a whole group, so it is known only when every CTA
-// has looked at its tile. In between, the scale buffers hold the amax.
+// A scale spans a whole row, or a whole group. Rows that fit a CTA's registers are read once, by
+// row_kernel. All else takes three kernels, as a scale is known only when every CTA has looked at
+// its tile; in between, the scale buffers hold the amax.
 #include "moxie/core/layout/tile.cuh"
 #include "moxie/core/row_scale/backends.h"
 
 namespace moxie::cuda {
 namespace {
 
-// Inside a tile a scale covers one row, or one column.
-constexpr BlockGrid kRowGrid = grid_of({1, kTileCols});
-constexpr BlockGrid kColGrid = grid_of({kTileRows, 1});
-
 struct ScaledForm {
   bool wanted = false;
-  bool chunked = false;
   e4m3* qdata = nullptr;
   float* scale = nullptr;
 };
 
-template <class T>
+template <class T, bool kAligned>
 struct RowScaleParams {
   Panels panels;
-  FloatSource<T> source;
+  FloatSource<T, kAligned> source;
   ScaledForm rowwise, colwise;
-  int64_t col_tiles, tiles;
+  int64_t row_tiles;
+  uint32_t col_tiles;
 };
 
-struct AmaxStorage {
-  uint32_t row[kTileRows], col[kTileCols];
-  RowTileSearch search;
+template <class T, bool kAligned>
+struct Position {  // of a tile
+  const RowTile& at;
+  TileSpan span;
+
+  __device__ Position(const RowScaleParams<T, kAligned>& p, uint32_t tile, RowTileSearch& search)
+      : at(find_row_tile(p.panels, kRowScaleAlignment, tile / p.col_tiles, search)) {
+    const int64_t col = static_cast<int64_t>(tile % p.col_tiles) * kTileCols;
+    span = {.row = at.row,
+            .col = col,
+            .rows = clip(at.panel.rows - at.row, kTileRows),
+            .cols = clip(p.panels.cols - col, kTileCols)};
+  }
+};
+
+// Both are powers of two, or NaN.
+__device__ float encode_of(float decode) {
+  if (decode != decode) return decode;
+  return std::bit_cast<float>((254u << 23) - std::bit_cast<uint32_t>(decode));
+}
+
+// ---- rows in registers ----
+
+constexpr int kRowPieces = 4;                                // of eight elements, per thread
+constexpr int64_t kMaxRow = kRowPieces * kPatch * kThreads;  // elements
+constexpr int kRowsPerCta = 8;
+
+template <class T>
+struct RowParams {
+  Panels panels;
+  const T* x;
+  ScaledForm out;
+};
+
+// Where the last group ends.
+__device__ int64_t covered_rows(const Panels& panels, RowTileSearch& search) {
+  if (!panels.offs) return panels.total_rows();
+  int64_t end = 0;
+  for (int64_t g = threadIdx.x; g < panels.count; g += kThreads)
+    end = max<int64_t>(end, min<int64_t>(panels.offs[g], panels.rows));
+  for (int step = 1; step < kWarp; step *= 2)
+    end = max<int64_t>(end, __shfl_xor_sync(~0u, end, step));
+  if (lane_index() == 0) search.end[warp_index()] = end;
+  __syncthreads();
+  for (int w = 0; w < kWarps; ++w) end = max<int64_t>(end, search.end[w]);
+  return end;
+}
+
+template <class T>
+struct RowPieces {
+  uint32_t word[kRowPieces][kPatch * sizeof(T) / 4];
+
+  __device__ void load(const T* row, int64_t cols) {
+#pragma unroll
+    for (int k = 0; k < kRowPieces; ++k) {
+      const int64_t col = (k * kThreads + static_cast<int>(threadIdx.x)) * kPatch;
+      load_row<true>(row + col, clip(cols - col, kPatch), word[k]);
+    }
+  }
+  __device__ uint32_t peak() const {  // of this thread, as the bits of an f32
+    Peaks<T> peaks{};
+#pragma unroll
+    for (int k = 0; k < kRowPieces; ++k)
+#pragma unroll
+      for (int i = 0; i < Peaks<T>::kWords; ++i)
+        peaks.word[i] = Peaks<T>::higher(peaks.word[i], word[k][i]);
+    peaks.word[0] = peaks.highest();
+    return peaks.bits(0);
+  }
+  __device__ void store(e4m3* row, int64_t cols, float encode) const {
+#pragma unroll
+    for (int k = 0; k < kRowPieces; ++k) {
+      const int64_t col = (k * kThreads + static_cast<int>(threadIdx.x)) * kPatch;
+      float x[kPatch];
+      to_floats(word[k], x);
+#pragma unroll
+      for (float& value : x) value *= encode;
+      store_piece<true>(row + col, uint2{encode4(x), encode4(x + 4)}, clip(cols - col, kPatch));
+    }
+  }
 };
 
 template <class T>
-struct StoreStorage {
-  TileBuffer<Chunk<T>> tile;
-  float row[kTileRows], col[kTileCols];  // what elements are multiplied with
-  RowTileSearch search;
-};
-
-__device__ TileSpan span_of(const RowTile& at, const Panels& panels, int64_t col) {
-  return {.row = at.row,
-          .col = col,
-          .rows = clip(at.panel.rows - at.row, kTileRows),
-          .cols = clip(panels.cols - col, kTileCols)};
+__global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 3) void row_kernel(
+    const __grid_constant__ RowParams<T> p) {
+  __shared__ RowTileSearch search;
+  __shared__ uint32_t peak[2][kWarps];
+  const int64_t cols = p.panels.cols, total = p.panels.total_rows();
+  const int64_t first = work_index() * kRowsPerCta, last = min(first + kRowsPerCta, total);
+  if (first >= total) return;
+  RowPieces<T> pieces;
+  pieces.load(p.x + first * cols, cols);  // of a row that no group covers, too: it is not used
+  const int64_t covered = covered_rows(p.panels, search);
+#pragma unroll 1
+  for (int64_t row = first; row < last; ++row) {
+    uint32_t most = pieces.peak();
+    for (int step = 1; step < kWarp; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
+    uint32_t(&shared)[kWarps] = peak[(row - first) % 2];
+    if (lane_index() == 0) shared[warp_index()] = most;
+    __syncthreads();
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) most = max(most, shared[w]);
+    const bool inside = row < covered;
+    const RowScale scale = row_scale_of(std::bit_cast<float>(most));
+    if (!inside) pieces = {};
+    pieces.store(p.out.qdata + row * cols, cols, inside ? scale.encode : 0.f);
+    if (threadIdx.x == 0) p.out.scale[row] = inside ? scale.decode : 0.f;
+    if (row + 1 < last) pieces.load(p.x + (row + 1) * cols, cols);
+  }
 }
+
+// ---- any rows, and groups ----
 
 // 0 is left to rows that no group covers and to empty groups. Instead of it, the smallest magnitude
 // there is gives the same scale.
@@ -50,29 +141,38 @@ __device__ void raise_scale(float* scale, uint32_t amax) {
   atomicMax(reinterpret_cast<unsigned*>(scale), max(amax, 1u));
 }
 
-template <class T>
+template <class T, bool kAligned>
 __global__ __launch_bounds__(kThreads) void amax_kernel(
-    const __grid_constant__ RowScaleParams<T> p) {
-  __shared__ AmaxStorage s;
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  for (int i = threadIdx.x; i < kTileRows; i += kThreads) s.row[i] = 0;
-  for (int i = threadIdx.x; i < kTileCols; i += kThreads) s.col[i] = 0;
-  const RowTile& at = find_row_tile(p.panels, kRowScaleAlignment, tile / p.col_tiles, s.search);
+    const __grid_constant__ RowScaleParams<T, kAligned> p) {
+  alignas(16) __shared__ Peaks<T> columns[kWarps][kPatchLanes];
+  __shared__ RowTileSearch search;
+  const auto tile = static_cast<uint32_t>(work_index());
+  if (tile / p.col_tiles >= p.row_tiles) return;
+  const Position position(p, tile, search);
+  const auto& [at, span] = position;
   if (at.tail) return;
-  const TileSpan span = span_of(at, p.panels, tile % p.col_tiles * kTileCols);
-  Magnitudes most{};
-  sweep(p.source.in_panel(p.panels, at.panel), span, [&](int row, const Chunk<T>& chunk) {
-    const Magnitudes here = magnitudes(chunk);
-    if (p.rowwise.wanted) add_amax(s.row, kRowGrid, row, here);
-    raise(most, here);
-  });
-  if (p.colwise.wanted) add_amax(s.col, kColGrid, warp_index() * kWarpRows, most);
+  Patch<T> patch;
+  p.source.in_panel(p.panels, at.panel).load(span, patch);
+  if (p.rowwise.wanted) {
+    Peaks<T> peaks = patch.rows();
+    raise_over_lanes<kPatchLanes - 1>(peaks);
+    float* scale = p.rowwise.scale + at.panel.begin + span.row + patch_row();
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      if (lane_index() % kPatchLanes == i && patch_row() + i < span.rows)
+        raise_scale(scale + i, peaks.bits(i));
+  }
+  if (!p.colwise.wanted) return;
+  Peaks<T> peaks = patch.columns();
+  raise_over_lanes<kPatchLanes>(peaks);
+  if (lane_index() < kPatchLanes) columns[warp_index()][lane_index()] = peaks;
   __syncthreads();
-  for (int i = threadIdx.x; i < span.rows && p.rowwise.wanted; i += kThreads)
-    raise_scale(&p.rowwise.scale[at.panel.begin + span.row + i], s.row[i]);
-  for (int i = threadIdx.x; i < span.cols && p.colwise.wanted; i += kThreads)
-    raise_scale(&p.colwise.scale[at.panel.index * p.panels.cols + span.col + i], s.col[i]);
+  if (threadIdx.x >= kPatchLanes) return;
+  for (int w = 1; w < kWarps; ++w) raise(peaks, columns[w][threadIdx.x]);
+  float* scale = p.colwise.scale + at.panel.index * p.panels.cols + span.col + patch_col();
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j)
+    if (patch_col() + j < span.cols) raise_scale(scale + j, peaks.bits(j));
 }
 
 struct DecodeParams {
@@ -85,103 +185,128 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
   if (i < p.count && p.scale[i] != 0.f) p.scale[i] = row_scale_of(p.scale[i]).decode;
 }
 
-// Both are powers of two, or NaN.
-__device__ float encode_of(float decode) {
-  if (decode != decode) return decode;
-  return std::bit_cast<float>((254u << 23) - std::bit_cast<uint32_t>(decode));
-}
-
-// In the tail: what no group covers.
-template <class T>
-__device__ void zero_tail(const RowScaleParams<T>& p, const RowTile& at, int64_t col) {
-  const int cols = clip(p.panels.cols - col, kTileCols);
-  if (p.rowwise.wanted)
-    zero({.qdata = p.rowwise.qdata + (at.panel.begin + at.row) * p.panels.cols + col,
-          .stride = p.panels.cols,
-          .chunked = p.rowwise.chunked,
-          .outer = clip(p.panels.rows - at.panel.begin - at.row, kTileRows),
-          .k = cols});
-  if (p.colwise.wanted) {
+// One form of a tile. In the tail: what no group covers.
+template <Form kForm, class T, bool kAligned>
+__device__ TileOperand operand_of(const RowScaleParams<T, kAligned>& p, const RowTile& at,
+                                  const TileSpan& span) {
+  if constexpr (kForm == Form::kRowwise) {
+    const int64_t row = at.panel.begin + span.row;
+    return {.qdata = p.rowwise.qdata + row * p.panels.cols + span.col,
+            .stride = p.panels.cols,
+            .outer = at.tail ? clip(p.panels.rows - row, kTileRows) : span.rows,
+            .k = span.cols};
+  } else {
     const RowScalePlace place = colwise_place(p.panels, at.panel);
-    zero({.qdata = p.colwise.qdata + place.qdata + col * place.stride + at.row,
-          .stride = place.stride,
-          .chunked = p.colwise.chunked,
-          .outer = cols,
-          .k = clip(place.stride - at.panel.padded - at.row, kTileRows)});
+    const int64_t k = at.tail            ? place.stride - at.panel.padded
+                      : p.panels.weights ? at.panel.rows
+                                         : round_up<int64_t>(at.panel.rows, kRowScaleAlignment);
+    return {.qdata = p.colwise.qdata + place.qdata + span.col * place.stride + span.row,
+            .stride = place.stride,
+            .outer = span.cols,
+            .k = clip(k - span.row, kTileRows)};
   }
 }
 
-template <class T>
-__global__ __launch_bounds__(kThreads) void store_kernel(
-    const __grid_constant__ RowScaleParams<T> p) {
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  auto& s = shared_storage<StoreStorage<T>>();
-  const RowTile& at = find_row_tile(p.panels, kRowScaleAlignment, tile / p.col_tiles, s.search);
-  const int64_t col = tile % p.col_tiles * kTileCols;
-  if (at.tail) return zero_tail(p, at, col);
-
-  const TileSpan span = span_of(at, p.panels, col);
-  sweep(p.source.in_panel(p.panels, at.panel), span,
-        [&](int row, const Chunk<T>& chunk) { s.tile.at(row, lane_index()) = chunk; });
-  for (int i = threadIdx.x; i < span.rows && p.rowwise.wanted; i += kThreads)
-    s.row[i] = encode_of(p.rowwise.scale[at.panel.begin + span.row + i]);
-  for (int i = threadIdx.x; i < span.cols && p.colwise.wanted; i += kThreads)
-    s.col[i] = encode_of(p.colwise.scale[at.panel.index * p.panels.cols + col + i]);
+template <class T, bool kAligned>
+__global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel(
+    const __grid_constant__ RowScaleParams<T, kAligned> p) {
+  __shared__ ByteTile bytes;
+  __shared__ RowTileSearch search;
+  const auto tile = static_cast<uint32_t>(work_index());
+  if (tile / p.col_tiles >= p.row_tiles) return;
+  const Position position(p, tile, search);
+  const auto& [at, span] = position;
+  const TileOperand row_out = operand_of<Form::kRowwise>(p, at, span),
+                    col_out = operand_of<Form::kColwise>(p, at, span);
+  if (at.tail) {
+    if (p.rowwise.wanted) zero<kAligned, uint2>(row_out);
+    if (p.colwise.wanted) zero<kAligned, uint4>(col_out);
+    return;
+  }
+  const int row = patch_row(), col = patch_col();
+  Patch<T> patch;
+  p.source.in_panel(p.panels, at.panel).load(span, patch);
+  if (p.rowwise.wanted) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      if (row + i >= span.rows) break;
+      const float encode = encode_of(p.rowwise.scale[at.panel.begin + span.row + row + i]);
+      float x[kPatch];
+      patch.row(i, x);
+#pragma unroll
+      for (float& value : x) value *= encode;
+      store_piece<kAligned>(row_out.qdata + (row + i) * row_out.stride + col,
+                            uint2{encode4(x), encode4(x + 4)}, row_out.k - col);
+    }
+  }
+  if (!p.colwise.wanted) return;
+  float encode[kPatch];
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) {
+    const int64_t index = at.panel.index * p.panels.cols + span.col + col + j;
+    encode[j] = col + j < span.cols ? encode_of(p.colwise.scale[index]) : 0.f;
+  }
+  turn_rows(bytes, span.rows, [&](int i, float(&x)[kPatch]) {
+    patch.row(i, x);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] *= encode[j];
+  });
   __syncthreads();
-
-  if (p.rowwise.wanted)
-    store_rowwise({.qdata = p.rowwise.qdata + (at.panel.begin + span.row) * p.panels.cols + col,
-                   .stride = p.panels.cols,
-                   .chunked = p.rowwise.chunked,
-                   .outer = span.rows,
-                   .k = span.cols},
-                  s.tile, kRowGrid, s.row);
-  if (p.colwise.wanted) {
-    const RowScalePlace place = colwise_place(p.panels, at.panel);
-    const int64_t k =
-        p.panels.weights ? at.panel.rows : round_up<int64_t>(at.panel.rows, kRowScaleAlignment);
-    store_colwise({.qdata = p.colwise.qdata + place.qdata + col * place.stride + span.row,
-                   .stride = place.stride,
-                   .chunked = p.colwise.chunked,
-                   .outer = span.cols,
-                   .k = clip(k - span.row, kTileRows)},
-                  s.tile, kColGrid, s.col, span.rows);
-  }
+  store_tile<kAligned>(col_out, bytes);
 }
 
-ScaledForm form_of(const std::optional<RowScaleOperand>& out) {
-  if (!out) return {};
-  return {.wanted = true,
-          .chunked = is_chunked(out->qdata.data, out->qdata.dim(-1)),
-          .qdata = out->qdata.data,
-          .scale = out->scale.data};
+template <class T>
+void launch_rows(const RowScaleArgs& args, const Panels& panels, void* stream) {
+  const RowParams<T> params{.panels = panels,
+                            .x = static_cast<const T*>(args.x.data),
+                            .out = {true, args.rowwise->qdata.data, args.rowwise->scale.data}};
+  launch({"quantize_row_scale", stream, ceil_div<int64_t>(panels.total_rows(), kRowsPerCta)},
+         row_kernel<T>, params);
+}
+
+template <class T, bool kAligned>
+void launch_tiles(const RowScaleArgs& args, const Panels& panels, void* stream) {
+  const auto form_of = [](const std::optional<RowScaleOperand>& out) -> ScaledForm {
+    if (!out) return {};
+    return {true, out->qdata.data, out->scale.data};
+  };
+  // Even rows without columns have a scale, hence at least one tile.
+  const int64_t col_tiles = max<int64_t>(ceil_div<int64_t>(panels.cols, kTileCols), 1);
+  const RowScaleParams<T, kAligned> params{
+      .panels = panels,
+      .source = {static_cast<const T*>(args.x.data), panels.cols},
+      .rowwise = form_of(args.rowwise),
+      .colwise = form_of(args.colwise),
+      .row_tiles = num_row_tiles(panels, kRowScaleAlignment, panels.rows),
+      .col_tiles = static_cast<uint32_t>(col_tiles)};
+  const Launch how{
+      .op = "quantize_row_scale", .stream = stream, .work = params.row_tiles * col_tiles};
+  for (const auto& out : {args.rowwise, args.colwise})
+    if (out) zero_async(how, out->scale.data, numel(out->scale.shape) * sizeof(float));
+  launch(how, amax_kernel<T, kAligned>, params);
+  for (const auto& out : {args.rowwise, args.colwise}) {
+    if (!out) continue;
+    const DecodeParams decode{.scale = out->scale.data, .count = numel(out->scale.shape)};
+    launch({how.op, stream, ceil_div<int64_t>(decode.count, kThreads)}, decode_kernel, decode);
+  }
+  launch(how, store_kernel<T, kAligned>, params);
+}
+
+bool is_aligned(const std::optional<RowScaleOperand>& out, int piece) {
+  return !out || cuda::is_aligned(out->qdata.data, out->qdata.dim(-1), piece);
 }
 
 }  // namespace
 
 void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, void* stream) {
-  // Even rows without columns have a scale, hence at least one tile.
-  const int64_t col_tiles = max<int64_t>(ceil_div<int64_t>(panels.cols, kTileCols), 1);
-  const int64_t tiles = num_row_tiles(panels, kRowScaleAlignment, panels.rows) * col_tiles;
-  Launch how{.op = "quantize_row_scale", .stream = stream, .work = tiles};
   with_format(args.x.format, [&]<class T>() {
-    const RowScaleParams<T> params{.panels = panels,
-                                   .source = float_source<T>(args.x.data, panels.cols),
-                                   .rowwise = form_of(args.rowwise),
-                                   .colwise = form_of(args.colwise),
-                                   .col_tiles = col_tiles,
-                                   .tiles = tiles};
-    for (const auto& out : {args.rowwise, args.colwise})
-      if (out) zero_async(how, out->scale.data, numel(out->scale.shape) * sizeof(float));
-    launch(how, amax_kernel<T>, params);
-    for (const auto& out : {args.rowwise, args.colwise}) {
-      if (!out) continue;
-      const DecodeParams decode{.scale = out->scale.data, .count = numel(out->scale.shape)};
-      launch({how.op, stream, ceil_div<int64_t>(decode.count, kThreads)}, decode_kernel, decode);
-    }
-    how.shared_bytes = static_cast<int>(sizeof(StoreStorage<T>));
-    launch(how, store_kernel<T>, params);
+    const bool aligned =
+        cuda::is_aligned(static_cast<const T*>(args.x.data), panels.cols, kPatch) &&
+        is_aligned(args.rowwise, kRowwisePiece) && is_aligned(args.colwise, kColwisePiece);
+    if (aligned && !args.colwise && panels.cols <= kMaxRow)
+      return launch_rows<T>(args, panels, stream);
+    with_alignment(aligned,
+                   [&]<bool kAligned>() { launch_tiles<T, kAligned>(args, panels, stream); });
   });
 }
 

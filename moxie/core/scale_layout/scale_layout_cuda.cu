@@ -1,4 +1,4 @@
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/layout/clear.cuh"
 #include "moxie/core/scale_layout/backends.h"
 
 namespace moxie::cuda {
@@ -9,40 +9,211 @@ namespace {
 enum class Direction : uint8_t { kSwizzle, kUnswizzle };
 
 constexpr int kSwizzleCols = 128;  // of the panel, per CTA
+constexpr int kWide = sizeof(uint4);
+constexpr int kRowChunks = kSwizzleCols / kWide;
+static_assert(kTileRows == kSwizzleCols && kRowChunks == kWarps);
 
 struct SwizzleParams {
   Panels panels;
   Form form;
   const e8m0* from;
   e8m0* to;
-  int64_t col_tiles, tiles;
+  int64_t from_bytes, to_bytes, row_tiles;
+  uint32_t runs;  // of 128 columns of the panel, beside each other
 };
+
+// Rows of plain scales, each from the 16-byte boundary before its first. An odd number of words
+// between rows: neither four rows of eight chunks nor one word of 32 rows meet in a bank.
+struct SwizzleStorage {
+  static constexpr int kPitch = 37;
+  uint32_t word[kTileRows][kPitch];
+  RowTileSearch search;
+};
+
+// The 128 x 128 scales of a CTA, in the matrix of a run.
+struct SwizzleTile {
+  SwizzleRun run;
+  int64_t row, col;
+  int rows, cols;  // inside the run; may be 128
+
+  // Bytes from the boundary to the first scale of a row.
+  __device__ int shift(const e8m0* plain, int r) const {
+    return static_cast<int>(reinterpret_cast<uintptr_t>(at(plain, r)) % kWide);
+  }
+  template <class T>
+  __device__ T* at(T* plain, int r) const {
+    return plain + run.plain + (row + r) * run.plain_stride + col;
+  }
+  // The tiles of four columns that begin at chunk `index`; lane by lane 16 bytes of them.
+  __device__ int64_t swizzled(int index, int lane) const {
+    return run.swizzled + swizzled_index(row, col + index * kWide, run.tiles_per_row) +
+           lane * kWide;
+  }
+  __device__ bool has_tile(int64_t column) const {
+    return (col + column) / kScaleTileCols < run.tiles_per_row;
+  }
+};
+
+// 16 bytes from byte `first` of a row in shared memory on.
+__device__ uint4 read_row(const uint32_t (&row)[SwizzleStorage::kPitch], int first) {
+  uint32_t word[5], out[4];
+#pragma unroll
+  for (int i = 0; i < 5; ++i) word[i] = row[first / 4 + i];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) out[i] = __funnelshift_r(word[i], word[i + 1], first % 4 * 8);
+  return {out[0], out[1], out[2], out[3]};
+}
+
+// Bytes [first, last) of the 16 at `at`.
+__device__ uint4 load_wide(const e8m0* at, int first, int last) {
+  if (first <= 0 && last >= kWide && reinterpret_cast<uintptr_t>(at) % kWide == 0)
+    return *reinterpret_cast<const uint4*>(at);
+  uint32_t word[4] = {};
+#pragma unroll
+  for (int i = 0; i < kWide; ++i)
+    if (i >= first && i < last) word[i / 4] |= static_cast<uint32_t>(at[i].code) << 8 * (i % 4);
+  return {word[0], word[1], word[2], word[3]};
+}
+__device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
+  if (first <= 0 && last >= kWide && reinterpret_cast<uintptr_t>(at) % kWide == 0) {
+    *reinterpret_cast<uint4*>(at) = value;
+    return;
+  }
+  const uint32_t word[4] = {value.x, value.y, value.z, value.w};
+#pragma unroll
+  for (int i = 0; i < kWide; ++i)
+    if (i >= first && i < last) at[i] = {static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4))};
+}
+
+// Calls f(i, row, chunk): eight chunks of each row by neighbouring threads, then the ninth, which a
+// row that begins between two boundaries has.
+constexpr int kMyChunks = kTileRows * kRowChunks / kThreads + 1;
+
+template <class F>
+__device__ void for_each_row_chunk(F&& f) {
+#pragma unroll
+  for (int i = 0; i < kMyChunks - 1; ++i)
+    f(i, static_cast<int>(threadIdx.x / unsigned{kRowChunks}) + i * (kThreads / kRowChunks),
+      static_cast<int>(threadIdx.x % unsigned{kRowChunks}));
+  if (threadIdx.x < kTileRows) f(kMyChunks - 1, static_cast<int>(threadIdx.x), kRowChunks);
+}
+
+__device__ void swizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const SwizzleTile& tile) {
+  // All loads before the first store: none of them waits for another.
+  uint4 four[kMyChunks] = {};
+  for_each_row_chunk([&](int i, int r, int index) {
+    const int first = index * kWide - tile.shift(p.from, r);
+    if (r >= tile.rows || first >= tile.cols) return;
+    // Neighbours that share the 16 bytes may be read too, as long as they are scales.
+    const e8m0* from = tile.at(p.from, r) + first;
+    const bool whole = from >= p.from && from + kWide <= p.from + p.from_bytes;
+    four[i] = load_wide(from, whole ? 0 : -first, whole ? kWide : tile.cols - first);
+  });
+  for_each_row_chunk([&](int i, int r, int index) {
+    uint32_t* to = &s.word[r][index * 4];
+    to[0] = four[i].x, to[1] = four[i].y, to[2] = four[i].z, to[3] = four[i].w;
+  });
+  __syncthreads();
+  const int index = warp_index(), lane = lane_index();
+  uint32_t word[4][4];  // of rows 32 apart; of four tiles
+#pragma unroll
+  for (int k = 0; k < 4; ++k) {
+    const int r = lane + k * kWarp;
+    const uint4 four = read_row(s.word[r], tile.shift(p.from, r) + index * kWide);
+    const uint32_t all[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int left = r < tile.rows ? tile.cols - index * kWide - i * 4 : 0;
+      word[k][i] = left >= 4 ? all[i] : left <= 0 ? 0 : all[i] & ((1u << 8 * left) - 1);
+    }
+  }
+  e8m0* to = p.to + tile.swizzled(index, lane);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (tile.has_tile(index * kWide + i * kScaleTileCols))
+      store_wide(to + i * kScaleTileBytes, {word[0][i], word[1][i], word[2][i], word[3][i]}, 0,
+                 kWide);
+}
+
+__device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const SwizzleTile& tile) {
+  const int lane = lane_index();
+  const e8m0* from = p.from + tile.swizzled(warp_index(), lane);
+  uint4 four[4] = {};
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (tile.has_tile(warp_index() * kWide + i * kScaleTileCols))
+      four[i] = load_wide(from + i * kScaleTileBytes, 0, kWide);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int at = warp_index() * 4 + i;
+    s.word[lane][at] = four[i].x, s.word[lane + kWarp][at] = four[i].y;
+    s.word[lane + 2 * kWarp][at] = four[i].z, s.word[lane + 3 * kWarp][at] = four[i].w;
+  }
+  __syncthreads();
+  for_each_row_chunk([&](int, int r, int index) {
+    const int first = index * kWide - tile.shift(p.to, r);
+    if (r >= tile.rows || first >= tile.cols) return;
+    // Before the row's first byte there is nothing to read.
+    const uint4 row = read_row(s.word[r], max(first, 0));
+    if (first >= 0) {
+      store_wide(tile.at(p.to, r) + first, row, 0, tile.cols - first);
+      return;
+    }
+    const uint32_t word[4] = {row.x, row.y, row.z, row.w};
+    e8m0* to = tile.at(p.to, r);
+#pragma unroll
+    for (int i = 0; i < kWide; ++i)
+      if (i < kWide + first && i < tile.cols)
+        to[i] = {static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4))};
+  });
+}
+
+// What no group covers. It is a range of bytes, of which every CTA of the tail takes a share, but
+// for columns of the plain matrix.
+template <Direction kDirection>
+__device__ void zero_tail(const SwizzleParams& p, const RowTile& at, uint32_t index,
+                          uint32_t count) {
+  const SwizzleRun run = swizzle_run(p.panels, at.panel, p.form);
+  if (kDirection == Direction::kSwizzle || p.form == Form::kRowwise) {
+    const int64_t begin = kDirection == Direction::kSwizzle ? run.swizzled : run.plain;
+    zero_share(p.to + begin, p.to_bytes - begin, index, count);
+    return;
+  }
+  const int64_t left = p.panels.rows - at.panel.begin - at.row;
+  const int64_t first = index % p.runs * kSwizzleCols;
+  for (int i = threadIdx.x; i < kTileRows * kSwizzleCols; i += kThreads) {
+    const int64_t r = first + i / kTileRows, c = i % kTileRows;
+    if (r < run.rows && c < left) p.to[run.plain + r * run.plain_stride + at.row + c] = {};
+  }
+}
 
 template <Direction kDirection>
 __global__ __launch_bounds__(kThreads) void swizzle_kernel(
     const __grid_constant__ SwizzleParams p) {
-  __shared__ RowTileSearch search;
-  const int64_t tile = work_index();
-  if (tile >= p.tiles) return;
-  const RowTile& at = find_row_tile(p.panels, kScaleTileCols, tile / p.col_tiles, search);
-  if (at.tail) return;  // zero already
-  const SwizzleRun run = swizzle_run(p.panels, at.panel, p.form);
-  const bool rowwise = p.form == Form::kRowwise;
-  const int64_t col = tile % p.col_tiles * kSwizzleCols;
-  // What is contiguous in the plain matrix is what neighbouring threads take. Panels run along
-  // rows of a rowwise matrix and along columns of a colwise one.
-  const int64_t first_row = rowwise ? at.row : col, first_col = rowwise ? col : at.row;
-  static_assert(kTileRows == kSwizzleCols);
-  for (int i = threadIdx.x; i < kTileRows * kSwizzleCols; i += kThreads) {
-    const int64_t r = first_row + i / kSwizzleCols, c = first_col + i % kSwizzleCols;
-    if (r >= run.rows || c >= run.cols) continue;
-    const int64_t plain = run.plain + r * run.plain_stride + c;
-    const int64_t swizzled = run.swizzled + swizzled_index(r, c, run.tiles_per_row);
-    if constexpr (kDirection == Direction::kSwizzle)
-      p.to[swizzled] = p.from[plain];
-    else
-      p.to[plain] = p.from[swizzled];
+  __shared__ SwizzleStorage s;
+  const auto work = static_cast<uint32_t>(work_index());
+  const uint32_t row_tile = work / p.runs, index = work % p.runs;
+  if (row_tile >= p.row_tiles) return;
+  const RowTile& at = find_row_tile(p.panels, kScaleTileCols, row_tile, s.search);
+  if (at.tail) {
+    const auto first = static_cast<uint32_t>(at.row / kTileRows);
+    const auto tiles = static_cast<uint32_t>(p.row_tiles) - (row_tile - first);
+    return zero_tail<kDirection>(p, at, first * p.runs + index, tiles * p.runs);
   }
+  // Panels run along rows of a rowwise matrix and along columns of a colwise one.
+  const bool rowwise = p.form == Form::kRowwise;
+  const int64_t col = static_cast<int64_t>(index) * kSwizzleCols;
+  SwizzleTile tile{.run = swizzle_run(p.panels, at.panel, p.form),
+                   .row = rowwise ? at.row : col,
+                   .col = rowwise ? col : at.row,
+                   .rows = 0,
+                   .cols = 0};
+  tile.rows = static_cast<int>(min<int64_t>(tile.run.rows - tile.row, kTileRows));
+  tile.cols = static_cast<int>(min<int64_t>(tile.run.cols - tile.col, kSwizzleCols));
+  if constexpr (kDirection == Direction::kSwizzle)
+    swizzle_tile(p, s, tile);
+  else
+    unswizzle_tile(p, s, tile);
 }
 
 struct Swizzle {
@@ -54,16 +225,16 @@ struct Swizzle {
 
 template <Direction kDirection>
 void launch_swizzle(const Swizzle& swizzle, const Panels& panels, void* stream) {
-  SwizzleParams params{.panels = panels,
-                       .form = swizzle.form,
-                       .from = swizzle.from.data,
-                       .to = swizzle.to.data,
-                       .col_tiles = ceil_div<int64_t>(panels.cols, kSwizzleCols),
-                       .tiles = 0};
-  params.tiles = num_row_tiles(panels, kScaleTileCols, panels.rows) * params.col_tiles;
-  const Launch how{.op = swizzle.op, .stream = stream, .work = params.tiles};
-  zero_async(how, swizzle.to.data, numel(swizzle.to.shape));
-  launch(how, swizzle_kernel<kDirection>, params);
+  const SwizzleParams params{
+      .panels = panels,
+      .form = swizzle.form,
+      .from = swizzle.from.data,
+      .to = swizzle.to.data,
+      .from_bytes = numel(swizzle.from.shape),
+      .to_bytes = numel(swizzle.to.shape),
+      .row_tiles = num_row_tiles(panels, kScaleTileCols, panels.rows),
+      .runs = static_cast<uint32_t>(ceil_div<int64_t>(panels.cols, kSwizzleCols))};
+  launch({swizzle.op, stream, params.row_tiles * params.runs}, swizzle_kernel<kDirection>, params);
 }
 
 // ---- compact <-> replicated ----

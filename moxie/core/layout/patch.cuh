@@ -1,0 +1,216 @@
+// A patch is the 8 x 8 elements that one thread of a CTA holds in registers; a tile is 16 x 16 of
+// them. Eight columns are what a 16-byte load of bf16 brings, and eight rows of a column what an
+// 8-byte store into the colwise form takes, so both forms come out of registers. Half a warp lies
+// along a row: each of its accesses is whole lines of memory.
+#pragma once
+
+#include "moxie/core/format/bf16.cuh"
+#include "moxie/core/format/e4m3.cuh"
+#include "moxie/core/layout/peaks.cuh"
+
+namespace moxie::cuda {
+
+// Eight elements of bf16, or of f32.
+__device__ inline void to_floats(const uint32_t (&word)[kPatch / 2], float (&x)[kPatch]) {
+#pragma unroll
+  for (int j = 0; j < kPatch; j += 2) {
+    x[j] = std::bit_cast<float>(word[j / 2] << 16);
+    x[j + 1] = std::bit_cast<float>(word[j / 2] & 0xffff0000u);
+  }
+}
+__device__ inline void to_floats(const uint32_t (&word)[kPatch], float (&x)[kPatch]) {
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) x[j] = std::bit_cast<float>(word[j]);
+}
+
+template <class T>
+struct Patch;
+
+template <>
+struct Patch<bf16> {
+  using Peak = bf16;
+  uint32_t word[kPatch][kPatch / 2];
+
+  __device__ void prepare() {}
+  // Row i, scaled as a row or by columns.
+  __device__ void by_row(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
+    const uint32_t both = __byte_perm(scales.inverse[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+    uint32_t scaled[kPatch / 2];
+#pragma unroll
+    for (int j = 0; j < kPatch / 2; ++j) scaled[j] = multiply_pairs(word[i][j], both);
+    to_floats(scaled, x);
+  }
+  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
+    uint32_t scaled[kPatch / 2];
+#pragma unroll
+    for (int j = 0; j < kPatch / 2; ++j) scaled[j] = multiply_pairs(word[i][j], scales.inverse[j]);
+    to_floats(scaled, x);
+  }
+  __device__ void row(int i, float (&x)[kPatch]) const { to_floats(word[i], x); }
+  __device__ Peaks<bf16> columns() const {
+    Peaks<bf16> peaks;
+#pragma unroll
+    for (int j = 0; j < kPatch / 2; ++j) {
+      peaks.word[j] = Peaks<bf16>::higher(word[0][j], word[1][j]);
+#pragma unroll
+      for (int i = 2; i < kPatch; ++i)
+        peaks.word[j] = Peaks<bf16>::higher(peaks.word[j], word[i][j]);
+    }
+    return peaks;
+  }
+  __device__ Peaks<bf16> rows() const {
+    const auto of_row = [](const uint32_t(&x)[kPatch / 2]) {  // of its even and its odd columns
+      return Peaks<bf16>::higher(Peaks<bf16>::higher(x[0], x[1]), Peaks<bf16>::higher(x[2], x[3]));
+    };
+    Peaks<bf16> peaks;
+#pragma unroll
+    for (int i = 0; i < kPatch; i += 2) {
+      const uint32_t a = of_row(word[i]), b = of_row(word[i + 1]);
+      peaks.word[i / 2] = Peaks<bf16>::higher(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+    }
+    return peaks;
+  }
+};
+
+// Any patch whose rows are floats.
+template <class Self>
+struct FloatRows {
+  using Peak = float;
+  __device__ void prepare() {}
+  __device__ void by_row(int i, const Scales<float>& scales, float (&x)[kPatch]) const {
+    static_cast<const Self*>(this)->row(i, x);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] *= scales.inverse[i];
+  }
+  __device__ void by_column(int i, const Scales<float>& scales, float (&x)[kPatch]) const {
+    static_cast<const Self*>(this)->row(i, x);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] *= scales.inverse[j];
+  }
+  __device__ Peaks<float> columns() const {
+    Peaks<float> peaks{};
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      float x[kPatch];
+      static_cast<const Self*>(this)->row(i, x);
+#pragma unroll
+      for (int j = 0; j < kPatch; ++j)
+        peaks.word[j] = Peaks<float>::higher(peaks.word[j], std::bit_cast<uint32_t>(x[j]));
+    }
+    return peaks;
+  }
+  __device__ Peaks<float> rows() const {
+    Peaks<float> peaks{};
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      float x[kPatch];
+      static_cast<const Self*>(this)->row(i, x);
+#pragma unroll
+      for (int j = 0; j < kPatch; ++j)
+        peaks.word[i] = Peaks<float>::higher(peaks.word[i], std::bit_cast<uint32_t>(x[j]));
+    }
+    return peaks;
+  }
+};
+
+template <>
+struct Patch<float> : FloatRows<Patch<float>> {
+  uint32_t word[kPatch][kPatch];
+
+  __device__ void row(int i, float (&x)[kPatch]) const { to_floats(word[i], x); }
+};
+
+// With a scale per row. A magnitude of it has four bits, which bf16 holds, and f16 too beside those
+// of rows whose scales are at most 2^14 larger: that is `exact`, and what real tensors are.
+template <>
+struct Patch<e4m3> {
+  using Peak = bf16;
+  static constexpr uint32_t kOne = 0x04000400u;  // of the exponents of two f16
+  uint32_t word[kPatch][kPatch / 4];
+  uint8_t code[kPatch];  // not a float yet, so that no load waits for another
+  uint32_t unit;         // the largest code
+  bool exact;
+
+  __device__ void row(int i, float (&x)[kPatch]) const {
+    decode4(word[i][0], x), decode4(word[i][1], x + 4);
+    const float scale = factor_of(code[i]);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] *= scale;
+  }
+  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
+    float inverse[kPatch];
+    to_floats(scales.inverse, inverse);
+    row(i, x);
+#pragma unroll
+    for (int j = 0; j < kPatch; ++j) x[j] *= inverse[j];
+  }
+
+  __device__ void prepare() {
+    unit = code[0];
+    uint32_t least = unit;
+#pragma unroll
+    for (int i = 1; i < kPatch; ++i)
+      unit = max<uint32_t>(unit, code[i]), least = min<uint32_t>(least, code[i]);
+    exact = unit < kE8m0Nan;
+    if (unit - least <= 14) return;
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      if (unit - code[i] <= 14) continue;
+      exact = exact && !((word[i][0] | word[i][1]) & 0x7f7f7f7fu);
+      if (exact) code[i] = static_cast<uint8_t>(unit - 14);  // of zeros
+    }
+  }
+  // Two elements of row i in f16, in multiples of the largest scale.
+  __device__ uint32_t pair(int i, int j) const {
+    const uint32_t factor = (code[i] + 15u - unit) * kOne;
+    return multiply_f16_pairs(decode_pair(word[i][j / 2], j % 2), factor);
+  }
+
+  __device__ Peaks<bf16> columns() const {
+    Peaks<bf16> peaks;
+    if (exact) {
+      const float scale = factor_of(unit);
+#pragma unroll
+      for (int j = 0; j < kPatch / 2; ++j) {
+        uint32_t most = pair(0, j);
+#pragma unroll
+        for (int i = 1; i < kPatch; ++i) most = sm90::max_magnitude_f16x2(most, pair(i, j));
+        const float2 two = floats_of_f16_pair(most);
+        peaks.word[j] = __byte_perm(std::bit_cast<uint32_t>(two.x * scale),
+                                    std::bit_cast<uint32_t>(two.y * scale), 0x7632);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t& two : peaks.word) two = 0;
+#pragma unroll
+      for (int i = 0; i < kPatch; ++i) {
+        float x[kPatch];
+        row(i, x);
+#pragma unroll
+        for (int j = 0; j < kPatch; j += 2)
+          peaks.word[j / 2] = Peaks<bf16>::higher(
+              peaks.word[j / 2], __byte_perm(std::bit_cast<uint32_t>(x[j]),
+                                             std::bit_cast<uint32_t>(x[j + 1]), 0x7632));
+      }
+    }
+    return peaks;
+  }
+
+  // What turns pair() into e4m3, as pairs of f16. False where f16 has no such power of two.
+  __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kPatch / 2]) const {
+    // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30.
+    const int less = 239 - static_cast<int>(unit);
+    const uint32_t low = max(less + 1, 0) * 0x10001u, high = (less + 30) * 0x10001u;
+    bool fits = exact;
+#pragma unroll
+    for (int j = 0; j < kPatch / 2; ++j) {
+      const uint32_t exponent = scales.inverse[j] >> 7 & 0x00ff00ffu;
+      const bool nan = scales.inverse[j] & 0x00400040u;
+      fits = fits && !nan && __vminu2(__vmaxu2(exponent, low), high) == exponent;
+      factor[j] = (exponent << 10) - less * kOne;
+    }
+    return fits;
+  }
+};
+
+}  // namespace moxie::cuda

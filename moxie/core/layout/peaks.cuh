@@ -1,0 +1,145 @@
+// How a tile of 128 x 128 is cut into patches of 8 x 8, one per thread, and what a thread finds out
+// about its own: the largest magnitudes of its rows and columns, and the scales they give.
+#pragma once
+
+#include "moxie/core/format/bf16.h"
+#include "moxie/core/format/e8m0.cuh"
+#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/sm90/magnitude.cuh"
+
+namespace moxie::cuda {
+
+inline constexpr int kTileCols = 128;
+inline constexpr int kPatch = 8;
+inline constexpr int kPatchLanes = kTileCols / kPatch;  // along a row
+inline constexpr int kWarpRows = kTileRows / kWarps;
+static_assert(kWarpRows == 2 * kPatch && kPatchLanes == kWarp / 2);
+
+__device__ inline int patch_row() {
+  return static_cast<int>(threadIdx.x / unsigned{kPatchLanes}) * kPatch;
+}
+__device__ inline int patch_col() {
+  return static_cast<int>(threadIdx.x % unsigned{kPatchLanes}) * kPatch;
+}
+
+// Elements of a tile that are inside the panel, and where its first one is.
+struct TileSpan {
+  int64_t row, col;  // counted from the panel's first
+  int rows, cols;    // at most 128 each
+};
+
+constexpr int clip(int64_t left, int limit) {
+  return static_cast<int>(max<int64_t>(min<int64_t>(left, limit), 0));
+}
+
+// Can rows of `stride` elements be moved `count` at a time? Then no such piece is cut by an edge.
+template <class T>
+bool is_aligned(const T* data, int64_t stride, int count) {
+  return reinterpret_cast<uintptr_t>(data) % (count * sizeof(T)) == 0 && stride % count == 0;
+}
+
+// ---- magnitudes: they order like their bits, and NaN is the largest ----
+
+// Eight of them, of rows or of columns, with signs that mean nothing. Those of bf16 need 16 bits.
+template <class T>
+struct Peaks;
+
+template <>
+struct Peaks<bf16> {
+  static constexpr int kWords = kPatch / 2;
+  uint32_t word[kWords];
+
+  __device__ static uint32_t higher(uint32_t a, uint32_t b) {
+    return sm90::max_magnitude_bf16x2(a, b);
+  }
+  __device__ uint32_t bits(int i) const {  // of the f32
+    return i % 2 ? word[i / 2] & 0x7fff0000u : word[i / 2] << 16 & 0x7fff0000u;
+  }
+  __device__ uint32_t highest() const {
+    const uint32_t most = higher(higher(word[0], word[1]), higher(word[2], word[3]));
+    return higher(most, __byte_perm(most, 0, 0x1032));
+  }
+};
+
+template <>
+struct Peaks<float> {
+  static constexpr int kWords = kPatch;
+  uint32_t word[kWords];
+
+  __device__ static uint32_t higher(uint32_t a, uint32_t b) { return sm90::max_magnitude(a, b); }
+  __device__ uint32_t bits(int i) const { return word[i] & 0x7fffffffu; }
+  __device__ uint32_t highest() const {
+    uint32_t most = word[0];
+#pragma unroll
+    for (int i = 1; i < kWords; ++i) most = higher(most, word[i]);
+    return most;
+  }
+};
+
+template <class T>
+__device__ void raise(Peaks<T>& peaks, const Peaks<T>& by) {
+#pragma unroll
+  for (int i = 0; i < Peaks<T>::kWords; ++i)
+    peaks.word[i] = Peaks<T>::higher(peaks.word[i], by.word[i]);
+}
+
+// The highest over the lanes that differ in the bits of kLanes.
+template <int kLanes, class T>
+__device__ void raise_over_lanes(Peaks<T>& peaks) {
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    if (!(kLanes & step)) continue;
+#pragma unroll
+    for (int i = 0; i < Peaks<T>::kWords; ++i)
+      peaks.word[i] = Peaks<T>::higher(peaks.word[i], __shfl_xor_sync(~0u, peaks.word[i], step));
+  }
+}
+
+// ---- scales: the codes of eight peaks, and what elements are multiplied with ----
+
+template <class T>
+struct Scales;
+
+// Two at a time, each in 16 bits. A power of two times a bf16 is exact in bf16, or so small that
+// e4m3 has no other value for it than zero.
+template <>
+struct Scales<bf16> {
+  uint32_t code[2];              // a byte each
+  uint32_t inverse[kPatch / 2];  // bf16
+
+  __device__ Scales(const Peaks<bf16>& peaks, ScaleChoice choice) {
+    const uint32_t round = (choice.round >> 16) * 0x10001u, limit = (choice.limit >> 16) * 0x10001u;
+    uint32_t codes[kPatch / 2];
+#pragma unroll
+    for (int i = 0; i < kPatch / 2; ++i) {
+      const uint32_t bits = peaks.word[i] & 0x7fff7fffu;
+      const uint32_t exponent = bits + round >> 7 & 0x01ff01ffu;
+      codes[i] = __vmaxu2(exponent, 0x00080008u) - 0x00080008u;
+      inverse[i] = 0x7f007f00u - (codes[i] << 7);
+      if (const uint32_t over = (bits | 0x80008000u) - limit & 0x80008000u; over) {
+        const uint32_t mask = (over >> 15) * 0xffffu;
+        codes[i] = codes[i] & ~mask | mask & 0x00ff00ffu;
+        inverse[i] = inverse[i] & ~mask | mask & 0x7fc07fc0u;
+      }
+    }
+    code[0] = __byte_perm(codes[0], codes[1], 0x6420);
+    code[1] = __byte_perm(codes[2], codes[3], 0x6420);
+  }
+};
+
+template <>
+struct Scales<float> {
+  uint32_t code[2] = {};
+  float inverse[kPatch];
+
+  __device__ Scales(const Peaks<float>& peaks, ScaleChoice choice) {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      const uint32_t one = code_of(peaks.bits(i), choice);
+      code[i / 4] |= one << 8 * (i % 4);
+      inverse[i] = inverse_of(one);
+    }
+  }
+};
+
+}  // namespace moxie::cuda

@@ -1,0 +1,165 @@
+// One form of a quantizer's result on the device: where its tiles and scales go.
+#pragma once
+
+#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/tile.cuh"
+
+namespace moxie::cuda {
+
+inline constexpr int kMxShift = 5;
+static_assert(1 << kMxShift == kMxBlock);
+
+template <Form kForm>
+struct FormParams {
+  Block block{};
+  ScaleLayout layout = ScaleLayout::kPlain;
+  int outer_shift = 0, k_shift = 0;  // log2 of a block's sides
+  e4m3* qdata = nullptr;
+  e8m0* scale = nullptr;
+  int64_t scale_bytes = 0;
+};
+
+template <Form kForm>
+FormParams<kForm> form_params(const std::optional<Operand>& out) {
+  if (!out) return {};
+  return {.block = out->block,
+          .layout = out->layout,
+          .outer_shift = std::countr_zero(static_cast<unsigned>(outer_of(out->block, kForm))),
+          .k_shift = std::countr_zero(static_cast<unsigned>(k_of(out->block, kForm))),
+          .qdata = out->qdata.data,
+          .scale = out->scale.data,
+          .scale_bytes = numel(out->scale.shape)};
+}
+
+inline bool is_aligned(const std::optional<Operand>& out, int piece) {
+  return !out || is_aligned(out->qdata.data, out->qdata.dim(-1), piece);
+}
+
+// The part of an operand that a tile fills. In the tail, that is what no group covers.
+template <Form kForm>
+__device__ TileOperand tile_operand(const FormParams<kForm>& form, const Place& place,
+                                    const RowTile& at, const Panels& panels, int64_t col) {
+  constexpr bool kRowwise = kForm == Form::kRowwise;
+  const int64_t rows = !at.tail   ? (kRowwise ? at.panel.rows : place.k)
+                       : kRowwise ? panels.rows - at.panel.begin
+                                  : place.qdata_stride - at.panel.padded;
+  const int tile_rows = clip(rows - at.row, kTileRows),
+            tile_cols = clip(panels.cols - col, kTileCols);
+  const int64_t outer = kRowwise ? at.row : col, k = kRowwise ? col : at.row;
+  return {.qdata = form.qdata + place.qdata + outer * place.qdata_stride + k,
+          .stride = place.qdata_stride,
+          .outer = kRowwise ? tile_rows : tile_cols,
+          .k = kRowwise ? tile_cols : tile_rows};
+}
+
+// Up to four scales, the first in the lowest byte.
+__device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
+  if (count == 4 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
+    *reinterpret_cast<uint32_t*>(to) = codes;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    if (i < count) to[i] = {static_cast<uint8_t>(codes >> 8 * i)};
+}
+
+// Where one thread stores scales: those of one line of a tile, one per 32 along k. Blocks that are
+// larger have theirs repeated; plain scales are those of the blocks that begin in this line. A tile
+// has exactly one tile of swizzled scales, which is written whole, padding and all.
+template <Form kForm>
+struct LineScales {
+  e8m0* to;
+  int64_t step;  // to the next tile of the run
+
+  // outer and k are of the tile's first element.
+  __device__ LineScales(const FormParams<kForm>& form, const Place& place, int64_t outer, int64_t k,
+                        int line, int64_t run_step) {
+    constexpr bool kRowwise = kForm == Form::kRowwise;
+    to = form.scale + place.scale;
+    if (form.layout == ScaleLayout::kPlain) {
+      to += ((outer + line) >> form.outer_shift) * place.scale_stride + (k >> form.k_shift);
+      step =
+          kRowwise ? run_step >> form.k_shift : (run_step >> form.outer_shift) * place.scale_stride;
+    } else {
+      to += swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
+      step = run_step / kTileCols * kScaleTileBytes * (kRowwise ? 1 : place.scale_stride);
+    }
+  }
+
+  __device__ void store(const FormParams<kForm>& form, const TileOperand& out, int line,
+                        uint32_t codes) const {
+    const int inside = line < out.outer ? (out.k + kMxBlock - 1) / kMxBlock : 0;
+    if (form.layout == ScaleLayout::kPlain) {
+      if (begins_block(form, line))
+        store_codes(to, codes, form.k_shift == kMxShift ? inside : min(inside, 1));
+    } else {
+      store_codes(to, inside == 4 ? codes : codes & ((1u << 8 * inside) - 1), 4);
+    }
+  }
+
+  __device__ static bool begins_block(const FormParams<kForm>& form, int line) {
+    return !(line & ((1 << form.outer_shift) - 1));
+  }
+};
+
+// The same for all columns of a tile of the colwise form. Four lanes take the four scales of a
+// column, so that those are one access to memory even where they are not aligned.
+struct ColumnScales {
+  static constexpr int kLines = kThreads / kMaxRowBlocks;
+  bool by_four;
+  LineScales<Form::kColwise> first;
+
+  __device__ ColumnScales(const FormParams<Form::kColwise>& form, const Place& place, int64_t col,
+                          int64_t row, int64_t run_step)
+      : by_four(form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift),
+        first(form, place, col, row, by_four ? threadIdx.x / kMaxRowBlocks : threadIdx.x,
+              run_step) {
+    if (by_four) first.to += threadIdx.x % kMaxRowBlocks;
+  }
+
+  __device__ void store(const FormParams<Form::kColwise>& form, const Place& place,
+                        const TileOperand& out,
+                        const uint8_t (&code)[kMaxRowBlocks][kTileCols]) const {
+    if (by_four) {
+      const int block = threadIdx.x % kMaxRowBlocks;
+      e8m0* to = first.to;
+#pragma unroll
+      for (int i = 0; i < kTileCols; i += kLines) {
+        const int line = static_cast<int>(threadIdx.x / kMaxRowBlocks) + i;
+        if (line < out.outer && block * kMxBlock < out.k && first.begins_block(form, line))
+          *to = {code[block][line]};
+        to += (kLines >> form.outer_shift) * place.scale_stride;
+      }
+    } else if (const int line = threadIdx.x; line < kTileCols) {
+      first.store(form, out, line,
+                  code[0][line] | code[1][line] << 8 | code[2][line] << 16 |
+                      static_cast<uint32_t>(code[3][line]) << 24);
+    }
+  }
+};
+
+// What no group covers. Plain scales beside their elements; swizzled ones are a range of bytes from
+// the last group's on, of which every CTA of the tail takes a share.
+template <bool kAligned, Form kForm>
+__device__ void zero_tail(const FormParams<kForm>& form, const Place& place, const RowTile& at,
+                          const Panels& panels, int64_t col, int64_t step) {
+  constexpr bool kRowwise = kForm == Form::kRowwise;
+#pragma unroll 1
+  for (; col < panels.cols; col += step) {
+    const TileOperand out = tile_operand(form, place, at, panels, col);
+    zero<kAligned, std::conditional_t<kRowwise, uint2, uint4>>(out);
+    if (const int line = threadIdx.x;
+        form.layout == ScaleLayout::kPlain && line < kTileRows && line < out.outer)
+      LineScales<kForm>(form, place, kRowwise ? at.row : col, kRowwise ? col : at.row, line, 0)
+          .store(form, out, line, 0);
+  }
+}
+
+template <Form kForm>
+__device__ void zero_swizzled(const FormParams<kForm>& form, const Place& place, int64_t index,
+                              int64_t count) {
+  if (form.layout == ScaleLayout::kSwizzled)
+    zero_share(form.scale + place.scale, form.scale_bytes - place.scale, index, count);
+}
+
+}  // namespace moxie::cuda
