@@ -6,11 +6,12 @@
 #include <c10/core/InferenceMode.h>
 
 namespace moxie::ops {
-namespace {
 
 std::string dtype_name(at::ScalarType dtype) {
   return "torch." + std::string(c10::getDtypeNames(dtype).first);
 }
+
+namespace {
 
 // sym_eq().expect_true(): a guard where sizes are traced, a run-time assertion where nothing is
 // known of them, and a plain comparison in eager mode.

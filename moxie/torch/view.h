@@ -8,6 +8,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct Input {
   const char* name;
   const Tensor& tensor;
 };
+
+std::string dtype_name(at::ScalarType dtype);  // as Python writes it
 
 void check_float(const Input& input);  // bf16 or f32
 void check_e4m3(const Input& input);   // qdata

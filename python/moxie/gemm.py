@@ -34,7 +34,8 @@ def grouped_mm(
 
     `bias` is [N], or [G, N] for one per group. `dtype` of y is bf16 or f32; as x, unless the recipe says otherwise. Gradients
     have the dtype of what they are gradients of. `quantized_w` is a `WeightCache` of w: w is then not quantized again.
-    `main_grad`, f32 [G, N, K]: backward adds dw to it, and w.grad stays as it is.
+    `main_grad`, f32 [G, N, K]: backward adds dw to it, and w.grad stays as it is. x may be a `moxie.MXTensor`, in the blocks
+    that the recipe has for activations.
 
     >>> x = torch.randn(10, 64, requires_grad=True)
     >>> w = torch.randn(3, 32, 64, requires_grad=True)
@@ -44,9 +45,16 @@ def grouped_mm(
     >>> y.shape, w.grad[1].abs().max().item(), x.grad[9].abs().max().item()  # an empty group, a row of none
     (torch.Size([10, 32]), 0.0, 0.0)
     """
+    quantized = _tensors("grouped_mm", quantized_w, recipe)
+    if isinstance(x, (tuple, list)):
+        raise TypeError("grouped_mm: x must be a tensor; what is quantized already is given as "
+                        "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)")
+    if hasattr(type(x), "from_qdata_and_scales"):  # without the import, which takes seconds, where there can be none
+        from moxie import mx_gemm
+
+        return mx_gemm.grouped_mm(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)
     return _ops.grouped_mm(
-        x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=_tensors("grouped_mm", quantized_w, recipe),
-        main_grad=main_grad)
+        x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized, main_grad=main_grad)
 
 
 def expert_mlp(
@@ -206,6 +214,13 @@ class WeightCache(torch.nn.Module):
     def nbytes(self) -> int:
         """The memory the cache takes: a little over two bytes per weight."""
         return sum(tensor.nbytes for tensor in self.tensors)
+
+    def _apply(self, fn, recurse=True):
+        # Moves with its module; but model.bfloat16() means parameters, not these.
+        for name, tensor in zip(self._NAMES, self.tensors):
+            moved = fn(tensor)
+            setattr(self, name, moved if moved.dtype == tensor.dtype else tensor.to(moved.device))
+        return self
 
     @torch.no_grad()
     def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":

@@ -75,11 +75,16 @@ class Case:
 
     name: str
     make: Callable[[str, int], tuple[tuple, dict[str, Any]]]  # (device, rows) -> args, kwargs
+    overload: str = "default"
+
+    @property
+    def is_differentiable(self) -> bool:
+        """Made of other ops, with FP8 between them."""
+        return self.overload == "default" and self.name.split("-")[0] in ("grouped_mm", "expert_mlp", "swiglu", "permute", "unpermute")
 
     @property
     def op(self):
-        op_name, _, overload = self.name.split("-")[0].partition(".")
-        return getattr(getattr(torch.ops.moxie, op_name), overload or "default")
+        return getattr(getattr(torch.ops.moxie, self.name.split("-")[0]), self.overload)
 
     def __str__(self) -> str:
         return self.name
@@ -145,7 +150,91 @@ def _unpad(device, rows):
     return (padded, offs, starts, rows), {}
 
 
-# Every op, and the variants of it that take another way through its shape function.
+def _linear(device, rows):
+    """x, w, offs of a product whose rows vary."""
+    x, offs = _tokens(device, rows)
+    return x, random_values(4, 40, 96, dtype=torch.float32, device=device, seed=1).clamp(-9, 9), offs
+
+
+def _mlp(device, rows):
+    x, offs = _tokens(device, rows)
+    w13, w2 = (torch.randn(4, *shape, generator=torch.Generator().manual_seed(2)).to(device) for shape in ((80, 96), (96, 40)))
+    return (x, w13, w2, offs), {"recipe": "mxfp8_rceil"}
+
+
+def _grouped_mm(device, rows, recipe, **kwargs):
+    args = _linear(device, rows)
+    bias = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)).to(device)
+    return args, {"recipe": recipe, "bias": bias, **kwargs}
+
+
+def _grouped_mm_cached(device, rows):
+    w = _linear(device, rows)[1]
+    return _grouped_mm(device, rows, "mxfp8_rceil", quantized_w=list(moxie.quantize_weights(w, recipe="mxfp8_rceil")))
+
+
+def _passes(device, rows):
+    """The operands of all three passes: x, w, dy (each its two forms), offs."""
+    x, w, offs = _linear(device, rows)
+    dy = random_values(rows, 40, device=device, seed=4)
+    return (moxie.quantize_both(x, offs=offs), moxie.quantize_weights(w, recipe="mxfp8_rceil"),
+            moxie.quantize_both(dy, offs=offs), offs)
+
+
+def _forward(device, rows):
+    x, w, _, offs = _passes(device, rows)
+    return (*x[:2], *w[:2], offs), {"recipe": "mxfp8_rceil"}
+
+
+def _dgrad(device, rows):
+    _, w, dy, offs = _passes(device, rows)
+    return (*dy[:2], *w[2:], offs), {"recipe": "mxfp8_rceil", "dtype": torch.float32}
+
+
+def _wgrad(device, rows):
+    x, _, dy, offs = _passes(device, rows)
+    return (*dy[2:], *x[2:], rows, offs), {"recipe": "mxfp8_rceil"}
+
+
+def _wgrad_hp(device, rows):
+    x, _, offs = _linear(device, rows)
+    return (random_values(rows, 40, device=device), None, x, None, rows, offs), {"recipe": "bf16"}
+
+
+def _swiglu_backward(device, rows):
+    return (random_values(rows, 48, device=device, seed=5).clamp(-9, 9), _tokens(device, rows)[0].clamp(-9, 9)), {}
+
+
+def _routed(device, rows):
+    """Tokens with two experts each of five: x [rows, 40], slot_of, row_of and weights [rows, 2]."""
+    x = random_values(rows, 40, device=device, seed=6).clamp(-9, 9)
+    ids = torch.ops.moxie.top_k(random_values(rows, 5, device=device, dtype=torch.float32, seed=7), 2)
+    _, slot_of, row_of = torch.ops.moxie.route(ids, 5)
+    return x, slot_of, row_of, torch.rand(rows, 2, device=device)
+
+
+def _permute(device, rows):
+    x, slot_of, row_of, _ = _routed(device, rows)
+    return (x, slot_of, row_of, 2), {}
+
+
+def _unpermute(device, rows):
+    x, slot_of, row_of, weights = _routed(device, rows)
+    return (x.repeat(2, 1), slot_of, row_of, rows), {"weights": weights}
+
+
+def _unpermute_weights(device, rows):
+    x, _, row_of, _ = _routed(device, rows)
+    return (x, x.repeat(2, 1), row_of, 2), {}
+
+
+def _route(device, rows):
+    scores = random_values(rows, 5, device=device, dtype=torch.float32, seed=7)
+    return (torch.ops.moxie.top_k(scores, 2), 5), {}
+
+
+# Every op, and the variants of it that take another way through its shape function. (grouped_wgrad_add_ returns nothing; it
+# has tests of its own.)
 CASES = [
     Case("quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0],), {})),
     _with_offs("quantize_rowwise-grouped_swizzled", scale_layout="swizzled"),
@@ -170,6 +259,24 @@ CASES = [
     Case("pad_groups-fp8", _pad_fp8),
     Case("unpad_groups", _unpad),
     Case("padded_offs", lambda device, rows: ((_tokens(device, rows)[1], 128), {})),
+    Case("grouped_mm", lambda device, rows: _grouped_mm(device, rows, "mxfp8_rceil_128")),
+    Case("grouped_mm-rowwise", lambda device, rows: _grouped_mm(device, rows, "fp8_rowwise", dtype=torch.float32)),
+    Case("grouped_mm-bf16", lambda device, rows: _grouped_mm(device, rows, "bf16")),
+    Case("grouped_mm-cached", _grouped_mm_cached),
+    Case("expert_mlp", _mlp),
+    Case("swiglu", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {})),
+    Case("swiglu_backward", _swiglu_backward),
+    Case("top_k", lambda device, rows: ((random_values(rows, 9, device=device, dtype=torch.float32), 3), {})),
+    Case("route", _route),
+    Case("permute", _permute),
+    Case("unpermute", _unpermute),
+    Case("unpermute_weights", _unpermute_weights),
+    Case("grouped_mm-quantized", _forward, overload="quantized"),
+    Case("grouped_dgrad", _dgrad),
+    Case("grouped_wgrad", _wgrad),
+    Case("grouped_wgrad-hp", _wgrad_hp),
+    Case("sum_groups", lambda device, rows: (_tokens(device, rows), {})),
+    Case("quantize_weights", lambda device, rows: ((_weights(device, rows),), {"recipe": "mxfp8_rceil"})),
 ]
 
 

@@ -185,7 +185,8 @@ def test_flushing_denormals_changes_nothing():
 # ---- gradients --------------------------------------------------------------------------------------------------------------
 
 
-NOT_DIFFERENTIABLE = [case for case in CASES if case.name not in ("pad_groups", "unpad_groups", "padded_offs")]
+NOT_DIFFERENTIABLE = [case for case in CASES
+                      if case.name not in ("pad_groups", "unpad_groups", "padded_offs", "route") and not case.is_differentiable]
 
 
 @pytest.mark.parametrize("case", NOT_DIFFERENTIABLE, ids=str)

@@ -31,12 +31,10 @@ struct Steps {
 Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Call& call) {
   Steps steps;
   steps.up = linear_forward(
-      call.plan13,
-      {kOp, x, w13, call.offs, {}, call.quantized_w13, {}, call.needs_dx, call.needs_dw13});
+      call.plan13, {x, w13, call.offs, {}, call.quantized_w13, {}, call.needs_dx, call.needs_dw13});
   const Tensor a = swiglu(steps.up.y);
   steps.down = linear_forward(
-      call.plan2,
-      {kOp, a, w2, call.offs, {}, call.quantized_w2, {}, call.needs_dh(), call.needs_dw2});
+      call.plan2, {a, w2, call.offs, {}, call.quantized_w2, {}, call.needs_dh(), call.needs_dw2});
   return steps;
 }
 
@@ -46,12 +44,15 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                         const Call* call) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Steps steps = run_forward(x, w13, w2, *call);
-    variable_list saved = {call->offs.value_or(Tensor()), main_grad13.value_or(Tensor()),
-                           main_grad2.value_or(Tensor()), call->needs_dh() ? steps.up.y : Tensor()};
+    variable_list saved = {call->offs.value_or(Tensor()), call->needs_dh() ? steps.up.y : Tensor()};
     pack_saved(saved, steps.up.saved);
     pack_saved(saved, steps.down.saved);
     ctx->save_for_backward(saved);
     auto& data = ctx->saved_data;
+    // Not as saved variables: they are written between forward and backward, and hooks may copy
+    // those.
+    if (main_grad13) data["main_grad13"] = *main_grad13;
+    if (main_grad2) data["main_grad2"] = *main_grad2;
     data["recipe"] = call->plan13.text;
     data["path13"] = static_cast<int64_t>(call->plan13.path);
     data["path2"] = static_cast<int64_t>(call->plan2.path);
@@ -68,10 +69,11 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const Tensor& dy = grads[0];
     if (!dy.defined()) return out;
     TORCH_CHECK(!c10::GradMode::is_enabled(), kOp, ": a second derivative is not implemented");
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // First: under checkpointing this runs forward again, with autograd.
     const variable_list saved = ctx->get_saved_variables();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[0]);
-    const Tensor& h = saved[3];
+    const Tensor& h = saved[1];
     auto& data = ctx->saved_data;
     const std::string text = data["recipe"].toStringRef();
     const Recipe recipe = parse_recipe(text, kOp);
@@ -79,14 +81,14 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       return Plan{recipe, text, static_cast<Path>(data[path].toInt())};
     };
     const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
-    const LinearSaved up = unpack_saved(saved, 4),
-                      down = unpack_saved(saved, 4 + kLinearSavedCount);
+    const LinearSaved up = unpack_saved(saved, 2),
+                      down = unpack_saved(saved, 2 + kLinearSavedCount);
     const LinearGrads below =
         linear_backward(plan("path2"), {.dy = dy,
                                         .saved = down,
                                         .offs = offs,
                                         .num_groups = data["groups"].toSymInt(),
-                                        .main_grad = defined(saved[2]),
+                                        .main_grad = find_tensor(data, "main_grad2"),
                                         .x_dtype = data["h_dtype"].toScalarType(),
                                         .w_dtype = data["w2_dtype"].toScalarType(),
                                         .needs_dx = needs_dx || needs_dw13,
@@ -99,7 +101,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                          .saved = up,
                                          .offs = offs,
                                          .num_groups = data["groups"].toSymInt(),
-                                         .main_grad = defined(saved[1]),
+                                         .main_grad = find_tensor(data, "main_grad13"),
                                          .x_dtype = data["x_dtype"].toScalarType(),
                                          .w_dtype = data["w13_dtype"].toScalarType(),
                                          .needs_dx = needs_dx,
@@ -111,23 +113,20 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
 };
 
 Call checked_call(const Tensor& x, const Tensor& w13, const Tensor& w2, const OptionalTensor& offs,
-                  std::string_view recipe, OptionalTensors quantized_w13,
-                  OptionalTensors quantized_w2) {
-  check_linear({kOp, x, w13, offs, {}, quantized_w13, {}, false, false});
-  TORCH_CHECK_VALUE(w2.dim() == 3, kOp, ": w2 must be [groups, dim, hidden_dim], got ", w2.dim(),
-                    " dims");
-  check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), w13.sym_size(1) / 2});
-  check_device({kOp, "w2", w2}, x);
-  TORCH_CHECK_VALUE((w13.sym_size(1) % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
+                  std::string_view recipe, const OptionalTensors& quantized_w13,
+                  const OptionalTensors& quantized_w2, const OptionalTensor& main_grad13,
+                  const OptionalTensor& main_grad2) {
+  const Plan plan13 = make_plan(recipe, w13, kOp, "w13"), plan2 = make_plan(recipe, w2, kOp, "w2");
+  check_linear(plan13, {x, w13, offs, {}, quantized_w13, {}, false, false},
+               {kOp, "w13", "quantized_w13", "main_grad13"}, main_grad13);
+  const c10::SymInt width = w13.sym_size(1);
+  TORCH_CHECK_VALUE((width % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
                     ": w13 must be [groups, 2 * hidden_dim, dim], got ", w13.sym_sizes());
-  return {make_plan(recipe, w13, kOp),
-          make_plan(recipe, w2, kOp),
-          offs,
-          quantized_w13,
-          quantized_w2,
-          wants_grad(x),
-          wants_grad(w13),
-          wants_grad(w2)};
+  check_device({kOp, "w2", w2}, x);
+  check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), width / 2});
+  check_weight(plan2, {{kOp, "w2", "quantized_w2", "main_grad2"}, w2, quantized_w2, main_grad2});
+  return {plan13,        plan2,           offs,          quantized_w13, quantized_w2,
+          wants_grad(x), wants_grad(w13), wants_grad(w2)};
 }
 
 Tensor expert_mlp_autograd(const Tensor& x, const Tensor& w13, const Tensor& w2,
@@ -135,7 +134,8 @@ Tensor expert_mlp_autograd(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            OptionalTensors quantized_w13, OptionalTensors quantized_w2,
                            const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
   return with_op(kOp, [&] {
-    const Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2);
+    const Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2,
+                                   main_grad13, main_grad2);
     return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
   });
 }
@@ -143,9 +143,10 @@ Tensor expert_mlp_autograd(const Tensor& x, const Tensor& w13, const Tensor& w2,
 Tensor expert_mlp_plain(const Tensor& x, const Tensor& w13, const Tensor& w2,
                         const OptionalTensor& offs, std::string_view recipe,
                         OptionalTensors quantized_w13, OptionalTensors quantized_w2,
-                        const OptionalTensor&, const OptionalTensor&) {
+                        const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
   return with_op(kOp, [&] {
-    Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2);
+    Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2, main_grad13,
+                             main_grad2);
     call.needs_dx = call.needs_dw13 = call.needs_dw2 = false;
     return run_forward(x, w13, w2, call).down.y;
   });

@@ -29,7 +29,10 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto& [plan, args] = *call;
     LinearStep step = linear_forward(plan, args);
-    variable_list saved = {args.offs.value_or(Tensor()), main_grad.value_or(Tensor())};
+    variable_list saved = {args.offs.value_or(Tensor())};
+    // Not as a saved variable: it is written between forward and backward, and hooks may copy
+    // those.
+    if (main_grad) ctx->saved_data["main_grad"] = *main_grad;
     pack_saved(saved, step.saved);
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = plan.text;
@@ -49,19 +52,20 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const Tensor& dy = grads[0];
     if (!dy.defined()) return out;
     TORCH_CHECK(!c10::GradMode::is_enabled(), kOp, ": a second derivative is not implemented");
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // First: under checkpointing this runs forward again, with autograd.
     const variable_list saved = ctx->get_saved_variables();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[0]);
     auto& data = ctx->saved_data;
     const std::string text = data["recipe"].toStringRef();
     const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt())};
-    const LinearSaved operands = unpack_saved(saved, 2);
+    const LinearSaved operands = unpack_saved(saved, 1);
     // What forward did not keep was not wanted then and cannot be had now.
     const LinearGrads result = linear_backward(plan, {.dy = dy,
                                                       .saved = operands,
                                                       .offs = offs,
                                                       .num_groups = data["groups"].toSymInt(),
-                                                      .main_grad = defined(saved[1]),
+                                                      .main_grad = find_tensor(data, "main_grad"),
                                                       .x_dtype = data["x_dtype"].toScalarType(),
                                                       .w_dtype = data["w_dtype"].toScalarType(),
                                                       .needs_dx = ctx->needs_input_grad(kX),
@@ -77,24 +81,14 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
   }
 };
 
-void check_main_grad(const OptionalTensor& main_grad, const Tensor& w, const Recipe& recipe) {
-  if (!main_grad) return;
-  TORCH_CHECK_TYPE(main_grad->scalar_type() == at::kFloat || recipe.keeps_dtype, kOp,
-                   ": main_grad must be torch.float32, got ", main_grad->scalar_type());
-  check_shape({kOp, "main_grad", *main_grad}, sym_shape(w));
-  check_device({kOp, "main_grad", *main_grad}, w);
-  TORCH_CHECK_VALUE(!main_grad->requires_grad(), kOp, ": main_grad must not require grad");
-}
-
 Tensor grouped_mm_autograd(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
                            std::string_view recipe, const OptionalTensor& bias,
                            std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
                            const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
-    const LinearArgs args{kOp, x, w, offs, bias, quantized_w, dtype, wants_grad(x), wants_grad(w)};
-    check_linear(args);
-    const Call call{make_plan(recipe, w, kOp), args};
-    check_main_grad(main_grad, w, call.plan.recipe);
+    const Call call{make_plan(recipe, w, kOp),
+                    {x, w, offs, bias, quantized_w, dtype, wants_grad(x), wants_grad(w)}};
+    check_linear(call.plan, call.args, {kOp}, main_grad);
     return GroupedMm::apply(x, w, bias, main_grad, &call);
   });
 }
@@ -103,11 +97,12 @@ Tensor grouped_mm_autograd(const Tensor& x, const Tensor& w, const OptionalTenso
 Tensor grouped_mm_plain(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
                         std::string_view recipe, const OptionalTensor& bias,
                         std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
-                        const OptionalTensor&) {
+                        const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
-    const LinearArgs args{kOp, x, w, offs, bias, quantized_w, dtype, false, false};
-    check_linear(args);
-    return linear_forward(make_plan(recipe, w, kOp), args).y;
+    const Plan plan = make_plan(recipe, w, kOp);
+    const LinearArgs args{x, w, offs, bias, quantized_w, dtype, false, false};
+    check_linear(plan, args, {kOp}, main_grad);
+    return linear_forward(plan, args).y;
   });
 }
 

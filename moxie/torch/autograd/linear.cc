@@ -5,13 +5,6 @@
 namespace moxie::ops {
 namespace {
 
-void check_quantized_w(const LinearArgs& args) {
-  TORCH_CHECK_VALUE(!args.quantized_w || args.quantized_w->size() == 4, args.op,
-                    ": quantized_w must be the four tensors of quantize_weights (qdata, scale, "
-                    "qdata_t, scale_t), got ",
-                    args.quantized_w->size());
-}
-
 bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
@@ -23,25 +16,84 @@ bool is_traced(const Tensor& tensor) {
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
 }
 
+void check_values(const Plan& plan, const Input& input) {
+  if (!plan.recipe.keeps_dtype) check_float(input);
+}
+
+void check_quantized_w(const Plan& plan, const WeightArgs& args) {
+  if (!args.quantized_w) return;
+  const char *op = args.names.op, *name = args.names.quantized_w;
+  TORCH_CHECK_VALUE(plan.recipe.quantizes(), op, ": this recipe quantizes nothing, so ", name,
+                    " must not be given");
+  TORCH_CHECK_VALUE(args.quantized_w->size() == 4, op, ": ", name,
+                    " must be the four tensors of quantize_weights (qdata, scale, qdata_t, "
+                    "scale_t), got ",
+                    args.quantized_w->size());
+  const Results expected = quantized_weights_results(plan, args.w);
+  const char* parts[] = {"w", "w_scale", "w_t", "w_scale_t"};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Input part{op, parts[i], args.quantized_w->at(i)};
+    if (i % 2 == 0)
+      check_e4m3(part);
+    else
+      check_scale(part, plan.recipe.scaling);
+    check_shape(part, expected[i].shape);
+    check_device(part, args.w);
+  }
+}
+
+void check_main_grad(const Plan& plan, const WeightArgs& args) {
+  if (!args.main_grad) return;
+  const Tensor& main_grad = *args.main_grad;
+  const Input input{args.names.op, args.names.main_grad, main_grad};
+  TORCH_CHECK_TYPE(main_grad.scalar_type() == at::kFloat || plan.recipe.keeps_dtype, input.op, ": ",
+                   input.name, " must be torch.float32, got ", dtype_name(main_grad.scalar_type()));
+  check_shape(input, sym_shape(args.w));
+  check_device(input, args.w);
+  TORCH_CHECK_VALUE(!main_grad.requires_grad(), input.op, ": ", input.name,
+                    " must not require grad");
+  TORCH_CHECK_VALUE(main_grad.is_contiguous(), input.op, ": ", input.name,
+                    " is added to in place and must be contiguous, got strides ",
+                    main_grad.sym_strides());
+}
+
+// Where the host can read them.
+void check_ends(const char* op, const OptionalTensor& offs, const Tensor& x) {
+  check_offs(op, offs, x);
+  if (!offs || !offs->is_cpu() || is_traced(*offs)) return;
+  const Tensor ends = dense(*offs);
+  moxie::check_offs(op, const_view<int32_t>(ends), x.size(0), "rows", Backend::kCpu);
+}
+
 }  // namespace
 
-void check_linear(const LinearArgs& args) {
-  const auto& [op, x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw] = args;
+void check_weight(const Plan& plan, const WeightArgs& args) {
+  check_values(plan, {args.names.op, args.names.w, args.w});
+  check_quantized_w(plan, args);
+  check_main_grad(plan, args);
+}
+
+void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
+                  const OptionalTensor& main_grad) {
+  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw] = args;
+  const char* op = names.op;
+  check_values(plan, {op, "x", x});
   TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [rows, k], got ", x.dim(), " dims");
-  TORCH_CHECK_VALUE(w.dim() == 3, op, ": w must be [groups, n, k], got ", w.dim(), " dims");
   TORCH_CHECK_VALUE(same(x.sym_size(1), w.sym_size(2)), op, ": x has ", x.sym_size(1),
-                    " columns, and w contracts ", w.sym_size(2));
-  check_device({op, "w", w}, x);
-  check_offs(op, offs, x);
+                    " columns, and ", names.w, " contracts ", w.sym_size(2));
+  check_device({op, names.w, w}, x);
+  check_ends(op, offs, x);
   const c10::SymInt groups = num_groups(offs).value_or(1);
-  TORCH_CHECK_VALUE(same(w.sym_size(0), groups), op, ": w has ", w.sym_size(0), " matrices for ",
-                    groups, " groups");
+  TORCH_CHECK_VALUE(same(w.sym_size(0), groups), op, ": ", names.w, " has ", w.sym_size(0),
+                    " matrices for ", groups, " groups");
   if (bias) {
+    check_values(plan, {op, "bias", *bias});
     check_device({op, "bias", *bias}, x);
     check_shape({op, "bias", *bias},
                 bias->dim() == 2 ? SymShape(groups, w.sym_size(1)) : SymShape(w.sym_size(1)));
   }
-  check_quantized_w(args);
+  if (dtype && !plan.recipe.keeps_dtype) high_precision(dtype, op);
+  check_weight(plan, {names, w, quantized_w, main_grad});
 }
 
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
@@ -61,7 +113,10 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
   step.y = grouped_mm_quantized(
       x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
       {.offs = args.offs, .recipe = plan.text, .bias = args.bias, .dtype = dtype});
-  if (args.needs_dw) step.saved.x = colwise ? x.colwise : x.rowwise;
+  if (args.needs_dw) {
+    const bool keeps_x = !colwise && recipe.scaling == Scaling::kRow;
+    step.saved.x = colwise ? x.colwise : keeps_x ? Quantized{args.x, {}} : x.rowwise;
+  }
   if (args.needs_dx) step.saved.w_t = w.colwise;
   return step;
 }

@@ -9,18 +9,36 @@
 namespace moxie::ops {
 
 struct LinearArgs {
-  const char* op;
   const Tensor& x;  // [R, K]
   const Tensor& w;  // [G, N, K]
   const OptionalTensor& offs;
   OptionalTensor bias;
-  OptionalTensors quantized_w;  // empty, or the four tensors of quantize_weights
+  OptionalTensors quantized_w;  // the four tensors of quantize_weights
   std::optional<at::ScalarType> dtype;
   bool needs_dx, needs_dw;
 };
 
-// Refuses what forward could only refuse after work is done.
-void check_linear(const LinearArgs& args);
+// What messages call the op and its arguments.
+struct LinearNames {
+  const char* op;
+  const char* w = "w";
+  const char* quantized_w = "quantized_w";
+  const char* main_grad = "main_grad";
+};
+
+// What belongs to one weight.
+struct WeightArgs {
+  LinearNames names;
+  const Tensor& w;
+  const OptionalTensors& quantized_w;
+  const OptionalTensor& main_grad;
+};
+
+// Refuse, under the names of the caller, what an op inside would refuse under its own, or only
+// backward would.
+void check_weight(const Plan& plan, const WeightArgs& args);
+void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
+                  const OptionalTensor& main_grad);
 
 // What backward needs. Either form of x, or x itself where wgrad is not quantized.
 struct LinearSaved {
@@ -58,6 +76,12 @@ inline constexpr size_t kLinearSavedCount = 4;
 // FP8 and integers are not differentiable; what autograd could ask a gradient of.
 inline bool wants_grad(const Tensor& tensor) {
   return tensor.requires_grad() && c10::GradMode::is_enabled();
+}
+// A tensor that a node keeps beside its saved variables.
+template <class Data>
+OptionalTensor find_tensor(const Data& data, const char* name) {
+  const auto found = data.find(name);
+  return found == data.end() ? std::nullopt : OptionalTensor(found->second.toTensor());
 }
 inline OptionalTensor defined(const Tensor& tensor) {
   return tensor.defined() ? OptionalTensor(tensor) : std::nullopt;

@@ -67,7 +67,10 @@ Tensor multiply_sm100(const PassArgs& args) {
   const Tensor offs =
       args.offs ? *args.offs : at::zeros({1}, a.data.options().dtype(at::kInt)) + args.num_rows;
   const auto product = [&](const Tensor& ends) {
-    return at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends, /*bias=*/{},
+    // The scales of a weight cache are bytes.
+    const auto as_e8m0 = [](const Tensor& scale) { return scale.view(at::kFloat8_e8m0fnu); };
+    return at::_scaled_grouped_mm(a.data, b.data.mT(), as_e8m0(*a.scale), as_e8m0(*b.scale), ends,
+                                  /*bias=*/{},
                                   /*scale_result=*/{}, at::kBFloat16);
   };
   if (!wgrad) {

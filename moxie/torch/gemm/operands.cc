@@ -56,7 +56,19 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
 
 }  // namespace
 
-Plan make_plan(std::string_view recipe, const Tensor& w, const char* op) {
+void check_scale(const Input& scale, Scaling scaling) {
+  const auto dtype = scale.tensor.scalar_type();
+  if (scaling == Scaling::kRow) {
+    TORCH_CHECK_TYPE(dtype == at::kFloat, scale.op, ": ", scale.name,
+                     " must be torch.float32 in this recipe, got ", dtype_name(dtype));
+  } else if (dtype != at::kByte) {  // the bytes of e8m0, as a weight cache under inductor has them
+    check_e8m0(scale);
+  }
+}
+
+Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const char* name) {
+  TORCH_CHECK_VALUE(w.dim() == 3, op, ": ", name, " must be [groups, n, k], got ", w.dim(),
+                    " dims");
   Plan plan{parse_recipe(recipe, op), std::string(recipe), Path::kEmulated};
   // Sizes of w are fixed in any model; on a CPU they are not even looked at.
   const bool sizes_matter = w.is_cuda();
@@ -95,6 +107,22 @@ Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
   return quantize_by_block(plan, w, {}, {recipe.weights, recipe.weights_t()}, need);
 }
 
+Results quantized_weights_results(const Plan& plan, const Tensor& w) {
+  const Recipe& recipe = plan.recipe;
+  const bool by_row = recipe.scaling == Scaling::kRow;
+  const auto dtype = by_row ? at::kFloat : at::kFloat8_e8m0fnu;
+  const auto shape = [&](Form form, Block block) {
+    return by_row ? row_scale_shape<c10::SymInt>(sym_shape(w), {}, form)
+                  : operand_shape<c10::SymInt>(sym_shape(w), {}, form, block, plan.layout());
+  };
+  const auto rowwise = shape(Form::kRowwise, recipe.weights);
+  const auto colwise = shape(Form::kColwise, recipe.weights_t());
+  return {{"qdata", at::kFloat8_e4m3fn, rowwise.qdata},
+          {"scale", dtype, rowwise.scale},
+          {"qdata_t", at::kFloat8_e4m3fn, colwise.qdata},
+          {"scale_t", dtype, colwise.scale}};
+}
+
 void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out) {
   const auto& [rowwise, colwise] = out;
   if (plan.recipe.scaling == Scaling::kRow) {
@@ -112,6 +140,9 @@ void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out) 
 }
 
 Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
+  // One scale per row has no FP8 to FP8 conversion: what was kept is x itself.
+  if (plan.recipe.scaling == Scaling::kRow)
+    return quantize_tokens(plan, x.data, offs, Role::kX, Need::kColwise).colwise;
   // Swizzled scales stand for 1 x 32 each, whatever the block was.
   const bool swizzled = plan.layout() == ScaleLayout::kSwizzled;
   const Tensor scale =
@@ -129,13 +160,19 @@ Quantized requantize_tokens(const Plan& plan, const Quantized& x, const Optional
 }
 
 bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::SymInt& groups) {
-  if (recipe.scaling != Scaling::kBlock || !recipe.quantizes_wgrad()) return true;
+  if (!recipe.quantizes_wgrad()) return true;
+  if (recipe.scaling == Scaling::kRow) {
+    // Bytes per column: elements and one f32 per group, against bf16.
+    const c10::SymInt padded = padded_rows(rows, groups, kRowScaleAlignment);
+    return (padded + groups * 4).sym_le(rows * 2).guard_or_false(__FILE__, __LINE__);
+  }
   const int64_t block = recipe.wgrad_x.rows;
   const c10::SymInt padded = padded_rows(rows, groups, block);
   // Blocks of 128 rows promise half the memory of bf16 (0.55 with scales and padding). Blocks of 32
   // promise what quantizing x itself gives, for as long as that is smaller than bf16.
-  const c10::SymInt limit = block == 128 ? rows * 109 / 100 : rows * 2;
-  return padded.sym_le(limit).guard_bool(__FILE__, __LINE__);
+  // (A scale per 32 makes 33 bytes of 32.)
+  const c10::SymInt limit = block == 128 ? rows * 109 / 100 : rows * 64 / 33;
+  return padded.sym_le(limit).guard_or_false(__FILE__, __LINE__);
 }
 
 }  // namespace moxie::ops

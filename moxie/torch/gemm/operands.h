@@ -28,7 +28,11 @@ struct Plan {
   ScaleLayout layout() const { return layout_of(path); }
 };
 
-Plan make_plan(std::string_view recipe, const Tensor& w, const char* op);
+// w must be [G, N, K]; messages call it `name`.
+Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const char* name = "w");
+
+// e8m0, its bytes (as a weight cache under inductor has them), or f32 where rows are scaled.
+void check_scale(const Input& scale, Scaling scaling);
 
 // x or dy [R, C]. The blocks of the colwise form are those of wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };
@@ -36,9 +40,11 @@ Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& o
                       Need need);
 // w [G, N, K]
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need);
+// What quantize_weights returns: qdata, scale, qdata_t, scale_t.
+Results quantized_weights_results(const Plan& plan, const Tensor& w);
 // The same into tensors that are there already.
 void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out);
-// The colwise form of x from its rowwise one.
+// The colwise form of x from what was kept for it: its rowwise form, or x where rows are scaled.
 Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
 
 // Whether x is saved for backward in the colwise form, which wgrad reads, or in the rowwise form,

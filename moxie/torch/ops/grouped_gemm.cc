@@ -49,16 +49,6 @@ Natural natural_shapes(const Request& request, bool a_quantized, bool b_quantize
           b_quantized ? SymShape(request.num_rows, b[0]) : b};
 }
 
-void check_scale(const Input& scale, Scaling scaling) {
-  const auto dtype = scale.tensor.scalar_type();
-  if (scaling == Scaling::kRow) {
-    TORCH_CHECK_TYPE(dtype == at::kFloat, scale.op, ": ", scale.name,
-                     " must be torch.float32 in this recipe, got ", dtype);
-  } else if (dtype != at::kByte) {  // the bytes of e8m0, as a weight cache under inductor has them
-    check_e8m0(scale);
-  }
-}
-
 // One operand against the shape of the tensor that it is a form of.
 struct Operand {
   const char *op, *name, *scale_name;
@@ -244,7 +234,7 @@ void grouped_wgrad_add_(const Tensor& dw, const Tensor& dy_t, const OptionalTens
   with_op(kOp, [&] {
     const Checked checked = check(request);
     TORCH_CHECK_TYPE(dtype == at::kFloat || checked.recipe.keeps_dtype, kOp,
-                     ": dw must be torch.float32 to be added to, got ", dtype);
+                     ": dw must be torch.float32 to be added to, got ", dtype_name(dtype));
     check_out(kOp, {{"dw", dtype, checked.out}}, {dw}, {dy_t, dy_scale_t, x_t, x_scale_t, offs});
     if (dw.is_meta()) return;
     const at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -1,0 +1,36 @@
+#include "moxie/torch/nn/moe.h"
+
+#include "moxie/torch/ops.h"
+
+namespace moxie::nn {
+
+MoeImpl::MoeImpl(const MoeOptions& options) {
+  router = register_module("router", Router(options.router));
+  ExpertsOptions of_experts{.dim = options.router.dim,
+                            .hidden_dim = options.hidden_dim,
+                            .num_experts = options.router.num_experts,
+                            .recipe = options.recipe,
+                            .weight_cache = options.weight_cache,
+                            .tensor = options.router.tensor};
+  experts = register_module("experts", GroupedExperts(of_experts));
+  if (options.shared_hidden_dim > 0) {
+    of_experts.hidden_dim = options.shared_hidden_dim;
+    of_experts.num_experts = 1;
+    shared = register_module("shared", GroupedExperts(of_experts));
+  }
+}
+
+at::Tensor MoeImpl::forward(const at::Tensor& x) {
+  const at::Tensor tokens = x.reshape({-1, x.size(-1)});
+  const Routing routing = router(tokens);
+  loss = routing.loss;
+  const RouterOptions& options = router->options();
+  const auto [offs, slot_of, row_of] = ops::route(routing.ids, options.num_experts);
+  const at::Tensor rows =
+      experts(ops::permute(tokens, slot_of, row_of, options.top_k), std::optional(offs));
+  at::Tensor y = ops::unpermute(rows, slot_of, row_of, tokens.size(0), routing.weights);
+  if (shared) y = y + shared(tokens, std::optional<at::Tensor>());
+  return y.reshape(x.sizes());
+}
+
+}  // namespace moxie::nn

@@ -1,0 +1,30 @@
+// MoE: router, permutation, experts, weighted sum; and, if asked for, a shared expert that every
+// token passes.
+#pragma once
+
+#include "moxie/torch/nn/experts.h"
+#include "moxie/torch/nn/router.h"
+
+namespace moxie::nn {
+
+struct MoeOptions {
+  RouterOptions router;
+  int64_t hidden_dim = 0;
+  int64_t shared_hidden_dim = 0;  // 0: no shared expert
+  std::string recipe = "mxfp8_rceil_128";
+  bool weight_cache = false;
+};
+
+class MoeImpl : public torch::nn::Module {
+ public:
+  explicit MoeImpl(const MoeOptions& options);
+
+  at::Tensor forward(const at::Tensor& x);  // [.., D]
+
+  Router router = nullptr;
+  GroupedExperts experts = nullptr, shared = nullptr;
+  at::Tensor loss;  // the router's, of the last forward pass
+};
+TORCH_MODULE(Moe);
+
+}  // namespace moxie::nn

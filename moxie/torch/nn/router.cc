@@ -1,0 +1,92 @@
+#include "moxie/torch/nn/router.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sign.h>
+#include <ATen/ops/zeros.h>
+#include <torch/nn/init.h>
+
+#include <cmath>
+
+#include "moxie/torch/ops.h"
+
+namespace moxie::nn {
+namespace {
+
+double tiny_of(const at::Tensor& tensor) {
+  return tensor.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
+                                             : std::numeric_limits<float>::min();
+}
+
+}  // namespace
+
+RouterImpl::RouterImpl(const RouterOptions& options) : options_(options) {
+  TORCH_CHECK_VALUE(options.top_k >= 1 && options.top_k <= options.num_experts,
+                    "Router: top_k must be 1 to the ", options.num_experts, " experts, got ",
+                    options.top_k);
+  weight =
+      register_parameter("weight", at::empty({options.num_experts, options.dim}, options.tensor));
+  const double bound = 1 / std::sqrt(static_cast<double>(options.dim));
+  torch::nn::init::uniform_(weight, -bound, bound);
+  if (options.balance == Balance::kBias)
+    bias =
+        register_buffer("bias", at::zeros({options.num_experts}, options.tensor.dtype(at::kFloat)));
+  load = register_buffer("load", at::zeros({options.num_experts}, options.tensor.dtype(at::kLong)));
+}
+
+Routing RouterImpl::forward(const at::Tensor& x) {
+  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  // Few flops, and ranks depend on them.
+  const at::Tensor logits = at::linear(x.to(wide), weight.to(wide));
+  const at::Tensor scores =
+      options_.score == Score::kSoftmax ? logits.softmax(-1) : logits.sigmoid();
+  at::Tensor chosen_by = scores.detach();
+  if (options_.balance == Balance::kBias) chosen_by = chosen_by + bias;
+  const at::Tensor ids = ops::top_k(chosen_by, options_.top_k);
+  at::Tensor weights = scores.gather(1, ids.to(at::kLong));
+  if (options_.normalize)
+    weights = weights / weights.sum(-1, /*keepdim=*/true).clamp_min(tiny_of(weights));
+  weights = weights * options_.scale;
+  const at::Tensor flat = ids.flatten().to(at::kLong);
+  const at::Tensor counts =
+      at::zeros({options_.num_experts}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
+  {
+    const at::NoGradGuard no_grad;
+    load.add_(counts);
+  }
+  return {ids, weights, loss_of(logits, scores, counts)};
+}
+
+at::Tensor RouterImpl::loss_of(const at::Tensor& logits, const at::Tensor& scores,
+                               const at::Tensor& counts) {
+  at::Tensor loss = at::zeros({}, logits.options());
+  const auto tokens = static_cast<double>(std::max<int64_t>(logits.size(0), 1));
+  if (options_.balance == Balance::kLoss) {
+    // E * sum of (share of the rows) * (mean probability): 1 when both are even.
+    const at::Tensor probability = scores / scores.sum(-1, true).clamp_min(tiny_of(scores));
+    const at::Tensor share =
+        counts.to(scores.scalar_type()) / (tokens * static_cast<double>(options_.top_k));
+    loss = loss + options_.loss_weight * static_cast<double>(options_.num_experts) *
+                      (share * probability.sum(0) / tokens).sum();
+  }
+  if (options_.z_loss_weight != 0)
+    loss = loss + options_.z_loss_weight * logits.logsumexp(-1).square().sum() / tokens;
+  return loss;
+}
+
+void RouterImpl::update_bias() {
+  TORCH_CHECK_VALUE(options_.balance == Balance::kBias,
+                    "Router: balance must be a bias to update it");
+  const at::NoGradGuard no_grad;
+  const at::Tensor counts = load.to(at::kFloat);
+  bias.add_(at::sign(counts.mean() - counts), options_.bias_rate);
+  reset_load();
+}
+
+void RouterImpl::reset_load() {
+  const at::NoGradGuard no_grad;
+  load.zero_();
+}
+
+}  // namespace moxie::nn

@@ -1,0 +1,57 @@
+// Router: which experts a token goes to, and how much each counts.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+namespace moxie::nn {
+
+enum class Score : uint8_t { kSoftmax, kSigmoid };
+
+enum class Balance : uint8_t {
+  kNone,
+  kBias,  // a bias per expert, for the choice alone, which update_bias() moves against the load
+  kLoss,  // the classic auxiliary loss
+};
+
+struct RouterOptions {
+  int64_t dim = 0;
+  int64_t num_experts = 0;
+  int64_t top_k = 0;
+  Score score = Score::kSoftmax;
+  bool normalize = true;  // the weights of a token add up to 1
+  double scale = 1;       // and are multiplied by this
+  Balance balance = Balance::kNone;
+  double bias_rate = 1e-3;
+  double loss_weight = 1e-2;
+  double z_loss_weight = 0;
+  at::TensorOptions tensor = {};
+};
+
+struct Routing {
+  at::Tensor ids;      // int32 [T, k]
+  at::Tensor weights;  // f32 [T, k]
+  at::Tensor loss;     // f32 []; 0 where none is asked for
+};
+
+class RouterImpl : public torch::nn::Module {
+ public:
+  explicit RouterImpl(const RouterOptions& options);
+
+  Routing forward(const at::Tensor& x);  // [T, D]
+  // Moves each bias by bias_rate against the load so far, and starts counting again.
+  void update_bias();
+  void reset_load();
+
+  const RouterOptions& options() const { return options_; }
+  at::Tensor weight;  // [E, D]
+  at::Tensor bias;    // f32 [E], kBias
+  at::Tensor load;    // int64 [E]: rows of each expert since reset_load(); nothing here reads it
+
+ private:
+  at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& scores, const at::Tensor& counts);
+  RouterOptions options_;
+};
+TORCH_MODULE(Router);
+
+}  // namespace moxie::nn

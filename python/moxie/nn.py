@@ -1,0 +1,260 @@
+"""Modules of a mixture-of-experts layer: Router, GroupedExperts, SharedExperts, MoE.
+
+    x[T, D] -Router-> ids, weights [T, k] -route-> offs [E], slot_of, row_of -permute-> rows [R, D]
+            -GroupedExperts (w13, SwiGLU, w2)-> rows [R, D] -unpermute, weighted-> y[T, D]  (+ SharedExperts(x))
+
+R = T * k. No token is dropped and nothing waits for the device.
+"""
+
+import dataclasses
+import math
+from typing import Literal, Optional
+
+import torch
+from torch import Tensor, nn
+
+from moxie import gemm, moe
+from moxie.recipe import AnyRecipe
+
+
+@dataclasses.dataclass
+class Routing:
+    """What a Router decides. `loss` is the weighted sum of the losses it was asked for; 0 without them."""
+
+    ids: Tensor  # int32 [T, k]
+    weights: Tensor  # f32 [T, k]
+    loss: Tensor  # f32 []
+
+
+class Router(nn.Module):
+    """Chooses top_k experts per token and how much each counts.
+
+    `score` turns logits into scores: softmax over the experts, or sigmoid each. `normalize` makes the k weights of a token add
+    up to 1; `scale` multiplies them. `balance`: none; bias (a bias per expert, added to the scores for the choice alone, which
+    `update_bias_()` moves against the load); or loss (the classic auxiliary loss, times `loss_weight`). `z_loss_weight` adds the
+    mean squared logsumexp of the logits.
+
+    >>> router = moxie.nn.Router(16, num_experts=4, top_k=2, score="sigmoid", balance="bias")
+    >>> routing = router(torch.randn(5, 16))
+    >>> routing.ids.shape, routing.weights.shape
+    (torch.Size([5, 2]), torch.Size([5, 2]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        score: Literal["softmax", "sigmoid"] = "softmax",
+        normalize: bool = True,
+        scale: float = 1.0,
+        balance: Literal["none", "bias", "loss"] = "none",
+        bias_rate: float = 1e-3,
+        loss_weight: float = 1e-2,
+        z_loss_weight: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        _check("Router", "score", score, ("softmax", "sigmoid"))
+        _check("Router", "balance", balance, ("none", "bias", "loss"))
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"Router: top_k must be 1 to the {num_experts} experts, got {top_k}")
+        self.num_experts, self.top_k, self.score, self.normalize, self.scale = num_experts, top_k, score, normalize, scale
+        self.balance, self.bias_rate, self.loss_weight, self.z_loss_weight = balance, bias_rate, loss_weight, z_loss_weight
+        self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
+        if balance == "bias":
+            self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
+        # Rows that each expert got since reset_load_(); read it when you like, nothing here does.
+        self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
+
+    def forward(self, x: Tensor) -> Routing:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        logits = nn.functional.linear(x.to(wide), self.gate.weight.to(wide))  # few flops, and ranks depend on them
+        scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+        chosen_by = scores.detach()
+        if self.balance == "bias":
+            chosen_by = chosen_by + self.bias
+        ids = moe.top_k(chosen_by, self.top_k)
+        weights = scores.gather(1, ids.long())
+        if self.normalize:
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(wide).tiny)
+        weights = weights * self.scale
+        counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(
+            0, ids.flatten().long(), torch.ones(ids.numel(), device=x.device, dtype=torch.int64))
+        with torch.no_grad():
+            self.load += counts
+        return Routing(ids, weights, self._loss(logits, scores, counts))
+
+    def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor) -> Tensor:
+        loss = logits.new_zeros(())
+        tokens = max(logits.shape[0], 1)
+        if self.balance == "loss":
+            # E * sum of (share of the rows) * (mean probability): 1 when both are even.
+            probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+            share = counts.to(scores.dtype) / (tokens * self.top_k)
+            loss = loss + self.loss_weight * self.num_experts * (share * probability.sum(0) / tokens).sum()
+        if self.z_loss_weight:
+            loss = loss + self.z_loss_weight * logits.logsumexp(-1).square().sum() / tokens
+        return loss
+
+    @torch.no_grad()
+    def update_bias_(self) -> None:
+        """Moves the bias of each expert by bias_rate against its load so far, and starts counting again. Once per step."""
+        if self.balance != "bias":
+            raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
+        load = self.load.to(torch.float32)
+        self.bias += self.bias_rate * torch.sign(load.mean() - load)
+        self.reset_load_()
+
+    @torch.no_grad()
+    def reset_load_(self) -> None:
+        self.load.zero_()
+
+
+class GroupedExperts(nn.Module):
+    """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
+
+    `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
+
+    >>> experts = moxie.nn.GroupedExperts(64, 96, num_experts=2)
+    >>> experts(torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)).shape
+    torch.Size([5, 64])
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        *,
+        recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
+        weight_cache: bool = False,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        self.recipe = str(recipe)
+        self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
+        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
+        self.reset_parameters()
+        self.cache13 = gemm.WeightCache(self.w13, recipe=recipe) if weight_cache else None
+        self.cache2 = gemm.WeightCache(self.w2, recipe=recipe) if weight_cache else None
+
+    def reset_parameters(self) -> None:
+        for weight in (self.w13, self.w2):
+            bound = 1 / math.sqrt(weight.shape[-1])
+            nn.init.uniform_(weight, -bound, bound)
+
+    def forward(self, rows: Tensor, offs: Tensor) -> Tensor:
+        return gemm.expert_mlp(
+            rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
+
+    def refresh_(self) -> None:
+        for cache in (self.cache13, self.cache2):
+            if cache is not None:
+                cache.refresh_()
+
+    def refresh_after(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.register_step_post_hook(lambda *_: self.refresh_())
+
+    @torch.no_grad()
+    def load_weights_(
+        self,
+        *,
+        w1: Optional[Tensor] = None,
+        w2: Optional[Tensor] = None,
+        w3: Optional[Tensor] = None,
+        w13: Optional[Tensor] = None,
+        transposed: bool = False,
+    ) -> None:
+        """Copies weights in: w1 (gate) and w3 (up) [E, F, D] apart, or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
+
+        transposed: matrices are [in, out], as `x @ w` takes them.
+        """
+        stack = lambda w: torch.stack(list(w)) if isinstance(w, (list, tuple)) else w
+        turn = lambda w: None if w is None else stack(w).mT if transposed else stack(w)
+        w1, w2, w3, w13 = turn(w1), turn(w2), turn(w3), turn(w13)
+        if (w1 is None) != (w3 is None) or (w1 is not None and w13 is not None):
+            raise ValueError("GroupedExperts.load_weights_: give w1 and w3 together, or w13 alone")
+        if w1 is not None:
+            w13 = torch.cat([w1, w3], dim=1)
+        for name, given in (("w13", w13), ("w2", w2)):
+            if given is None:
+                continue
+            own = getattr(self, name)
+            if given.shape != own.shape:
+                raise ValueError(
+                    f"GroupedExperts.load_weights_: {name} must be {list(own.shape)}, got {list(given.shape)}"
+                    + (" (is it transposed?)" if given.mT.shape == own.shape else ""))
+            own.copy_(given)
+        self.refresh_()
+
+
+class SharedExperts(nn.Module):
+    """An MLP that every token passes: one expert without routing.
+
+    >>> moxie.nn.SharedExperts(64, 96)(torch.randn(5, 64)).shape
+    torch.Size([5, 64])
+    """
+
+    def __init__(self, dim: int, hidden_dim: int, *, recipe: AnyRecipe = gemm.DEFAULT_RECIPE, device=None, dtype=None):
+        super().__init__()
+        self.experts = GroupedExperts(dim, hidden_dim, 1, recipe=recipe, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, None)
+
+
+class MoE(nn.Module):
+    """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
+
+    `loss` is the router's of the last forward pass: add it to yours.
+
+    >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
+    >>> y = layer(torch.randn(2, 5, 64))
+    >>> (y.square().mean() + layer.loss).backward()
+    >>> y.shape, layer.experts.w13.grad.shape
+    (torch.Size([2, 5, 64]), torch.Size([4, 192, 64]))
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
+        shared_hidden_dim: Optional[int] = None,
+        weight_cache: bool = False,
+        device=None,
+        dtype=None,
+        **router,
+    ):
+        super().__init__()
+        self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
+        self.experts = GroupedExperts(
+            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
+        self.shared = None
+        if shared_hidden_dim is not None:
+            self.shared = SharedExperts(dim, shared_hidden_dim, recipe=recipe, device=device, dtype=dtype)
+        self.loss = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = x.reshape(-1, x.shape[-1])
+        routing = self.router(tokens)
+        self.loss = routing.loss
+        top_k = self.router.top_k
+        offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
+        rows = self.experts(moe.permute(tokens, slot_of, row_of, top_k), offs)
+        y = moe.unpermute(rows, slot_of, row_of, tokens.shape[0], weights=routing.weights)
+        if self.shared is not None:
+            y = y + self.shared(tokens)
+        return y.reshape(x.shape)
+
+
+def _check(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{op}: {argument} must be one of {', '.join(known)}, got {value!r}")

@@ -1,0 +1,206 @@
+"""What a grouped product must give: the straight-through reference, in f32, from the quantizers and their inverses."""
+
+import dataclasses
+import math
+from typing import Optional
+
+import torch
+
+import moxie
+from support import block_shape, sizes_to_offs
+
+
+def sqnr(actual: torch.Tensor, reference: torch.Tensor) -> float:
+    """Signal to noise in dB."""
+    actual, reference = actual.detach().double(), reference.detach().double()
+    noise = ((actual - reference) ** 2).sum().item()
+    return math.inf if noise == 0 else 10 * math.log10((reference**2).sum().item() / noise)
+
+
+@dataclasses.dataclass
+class Problem:
+    x: torch.Tensor  # [R, K]
+    w: torch.Tensor  # [G, N, K]
+    dy: torch.Tensor  # [R, N]
+    offs: Optional[torch.Tensor]
+    bias: Optional[torch.Tensor] = None
+
+    def on(self, device: str) -> "Problem":
+        move = lambda tensor: None if tensor is None else tensor.to(device)  # noqa: E731
+        return Problem(*(move(getattr(self, field.name)) for field in dataclasses.fields(self)))
+
+
+def gaussian(sizes, n: int, k: int, *, tail: int = 0, device: str = "cpu", dtype=torch.bfloat16, w_dtype=None, bias=None,
+             seed: int = 0) -> Problem:
+    """Groups of these sizes and `tail` rows of no group. bias is None, "n" or "gn"."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, groups = sum(sizes) + tail, len(sizes)
+    normal = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    x, w, dy = normal(rows, k).to(dtype), normal(groups, n, k).to(w_dtype or dtype), normal(rows, n).to(dtype)
+    shape = {None: None, "n": (n,), "gn": (groups, n)}[bias]
+    return Problem(x, w, dy, sizes_to_offs(sizes), None if shape is None else normal(*shape).to(dtype)).on(device)
+
+
+@dataclasses.dataclass
+class Results:
+    y: torch.Tensor
+    dx: Optional[torch.Tensor] = None
+    dw: Optional[torch.Tensor] = None
+    dbias: Optional[torch.Tensor] = None
+
+    def __iter__(self):
+        return iter((self.y, self.dx, self.dw))
+
+    def on(self, device: str) -> "Results":
+        return Results(*(tensor.to(device) for tensor in self))
+
+
+def run(problem: Problem, recipe="mxfp8_rceil_128", **kwargs) -> Results:
+    """grouped_mm forward and backward; dy is brought to the dtype of y."""
+    x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
+    bias = None if problem.bias is None else problem.bias.detach().requires_grad_()
+    y = moxie.grouped_mm(x, w, problem.offs, recipe=recipe, bias=bias, **kwargs)
+    y.backward(problem.dy.to(y.dtype))
+    return Results(y.detach(), x.grad, w.grad, None if bias is None else bias.grad)
+
+
+def bounds(problem: Problem) -> list[tuple[int, int]]:
+    ends = [len(problem.x)] if problem.offs is None else problem.offs.tolist()
+    return list(zip([0, *ends], ends))
+
+
+# ---- operands, decoded -----------------------------------------------------------------------------------------------------
+
+
+def saves_colwise(recipe: moxie.Recipe, rows: int, groups: int) -> bool:
+    """Whether wgrad reads x as it was quantized from x itself, or from its rowwise form."""
+    if recipe.scaling != "block" or recipe.wgrad_with_hp:
+        return True  # without blocks what is kept makes no difference
+    block = block_shape(recipe.wgrad_x)[0]
+    padded = (rows + groups * (block - 1)) // block * block
+    return padded <= (rows * 109 // 100 if block == 128 else rows * 64 // 33)
+
+
+def transposed(block: str) -> str:
+    """The block of w as dgrad contracts it."""
+    rows, cols = block_shape(block)
+    return f"{cols}x1" if rows == 1 else block
+
+
+def decoded_per_row(x, offs):
+    qdata, scale = moxie.quantize_per_row(x, offs=offs)
+    return qdata.float() * scale.unsqueeze(-1)
+
+
+def decoded_per_col(x, problem):
+    """Each group on its own, which is what a scale per column of a group means."""
+    out = torch.zeros(x.shape, device=x.device)
+    for begin, end in bounds(problem):
+        qdata_t, scale_t = moxie.quantize_per_col(x[begin:end])
+        out[begin:end] = (qdata_t.float()[:, : end - begin] * scale_t.view(-1, 1)).T
+    return out
+
+
+@dataclasses.dataclass
+class Operands:
+    """Each operand of the passes as f32 in its natural order."""
+
+    x: torch.Tensor
+    w: torch.Tensor
+    dy: torch.Tensor
+    w_dgrad: torch.Tensor
+    dy_wgrad: torch.Tensor
+    x_wgrad: torch.Tensor
+
+
+def decoded_operands(problem: Problem, recipe: moxie.Recipe, dy: torch.Tensor) -> Operands:
+    x, w, offs = problem.x, problem.w, problem.offs
+    hp = lambda tensor: tensor.bfloat16().float()  # noqa: E731
+    if recipe.scaling == "none":
+        return Operands(hp(x), hp(w), hp(dy), hp(w), hp(dy), hp(x))
+    if recipe.scaling == "row":
+        w_t = torch.stack([(lambda q, s: (q.float() * s.view(-1, 1)).T[: w.shape[1]])(*moxie.quantize_per_col(m)) for m in w])
+        out = Operands(decoded_per_row(x, offs), decoded_per_row(w, None), decoded_per_row(dy, offs), w_t,
+                       decoded_per_col(dy, problem), decoded_per_col(x, problem))
+    else:
+        rule, f32 = recipe.rule, torch.float32
+
+        def rowwise(tensor, block, offs):
+            form = moxie.quantize_rowwise(tensor, offs=offs, block=block, rule=rule)
+            return moxie.dequantize_rowwise(*form, offs=offs, block=block, dtype=f32)
+
+        def colwise(tensor, block, offs):
+            form = moxie.quantize_colwise(tensor, offs=offs, block=block, rule=rule)
+            return moxie.dequantize_colwise(*form, tensor.shape[-2], offs=offs, block=block, dtype=f32)
+
+        act = recipe.activations
+        seen = x if saves_colwise(recipe, len(x), len(w)) else rowwise(x, act, offs)
+        out = Operands(rowwise(x, act, offs), rowwise(w, recipe.weights, None), rowwise(dy, act, offs),
+                       colwise(w, transposed(recipe.weights), None),
+                       colwise(dy, recipe.wgrad_dy, offs), colwise(seen, recipe.wgrad_x, offs))
+    if recipe.wgrad_with_hp:
+        out.dy_wgrad, out.x_wgrad = hp(dy), hp(x)
+    return out
+
+
+# ---- products --------------------------------------------------------------------------------------------------------------
+
+
+def products(operands: Operands, problem: Problem) -> Results:
+    y = torch.zeros(len(problem.x), problem.w.shape[1], device=problem.x.device)
+    dx, dw = torch.zeros(problem.x.shape, device=y.device), torch.zeros(problem.w.shape, device=y.device)
+    for g, (begin, end) in enumerate(bounds(problem)):
+        rows = slice(begin, end)
+        y[rows] = operands.x[rows] @ operands.w[g].T
+        dx[rows] = operands.dy[rows] @ operands.w_dgrad[g]
+        dw[g] = operands.dy_wgrad[rows].T @ operands.x_wgrad[rows]
+    return Results(y, dx, dw)
+
+
+def add_bias(y, problem: Problem) -> torch.Tensor:
+    """Adds the bias to y in place; returns its magnitude, row by row."""
+    spread = torch.zeros_like(y)
+    if problem.bias is not None:
+        for g, (begin, end) in enumerate(bounds(problem)):
+            spread[begin:end] = problem.bias.float() if problem.bias.dim() == 1 else problem.bias[g].float()
+    y += spread
+    return spread.abs()
+
+
+def straight_through(problem: Problem, recipe, y_dtype: Optional[torch.dtype] = None) -> tuple[Results, Results]:
+    """The results of a recipe, and for each element the sum of the magnitudes of its terms."""
+    if isinstance(recipe, str):
+        recipe = moxie.Recipe.from_name(recipe)
+    if y_dtype is None:
+        y_dtype = problem.x.dtype if recipe.out == "input" else getattr(torch, recipe.out)
+    dy = problem.dy.to(y_dtype)
+    operands = decoded_operands(problem, recipe, dy)
+    results = products(operands, problem)
+    magnitudes = products(Operands(*(getattr(operands, f.name).abs() for f in dataclasses.fields(operands))), problem)
+    magnitudes.y += add_bias(results.y, problem)
+    if problem.bias is not None:
+        sums = [torch.stack([t[begin:end].float().sum(0) for begin, end in bounds(problem)]) for t in (dy, dy.abs())]
+        results.dbias, magnitudes.dbias = sums if problem.bias.dim() == 2 else [s.sum(0) for s in sums]
+    return results, magnitudes
+
+
+def assert_products_equal(actual, expected, magnitude, what: str = "") -> None:
+    """Equal up to the order of summation, and to the rounding of the result's own dtype."""
+    # FP8 tensor cores keep fewer bits while they add up what one instruction multiplies.
+    order = 2.0**-18 if actual.device.type == "cpu" else 2.0**-11
+    rounding = 2.0**-8 if actual.dtype == torch.bfloat16 else 2.0**-20
+    allowed = rounding * expected.abs() + order * magnitude
+    error = (actual.float() - expected).abs()
+    wrong = ~(error <= allowed)
+    assert not wrong.any(), (
+        f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, first at {wrong.nonzero()[0].tolist()}: "
+        f"{actual[wrong][0]} is not {expected[wrong][0]}, allowed {allowed[wrong][0]}")
+
+
+def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
+    actual = run(problem, recipe, **kwargs)
+    expected, magnitude = straight_through(problem, recipe, actual.y.dtype)
+    for name in ("y", "dx", "dw", "dbias"):
+        if getattr(expected, name) is not None:
+            assert_products_equal(getattr(actual, name), getattr(expected, name), getattr(magnitude, name), name)
+    return actual

@@ -1,0 +1,73 @@
+"""On a GPU: forward and backward wait for no result, and are captured once for all group sizes."""
+
+import pytest
+import torch
+
+import moxie
+from grouped_reference import gaussian, run
+from support import assert_same_bytes, sizes_to_offs
+
+pytestmark = pytest.mark.skipif(not (torch.cuda.is_available() and moxie.has_cuda()), reason="needs a GPU")
+
+STEPS = ([300, 0, 150, 62], [0, 0, 512, 0], [1, 127, 128, 129], [100, 100, 100, 100])
+ROWS = 512  # the last step leaves rows that are in no group
+
+
+def train_step(x, w13, w2, offs, bias, recipe, main_grad):
+    """Both surfaces: the op with a bias and a main gradient, and the node."""
+    y = moxie.grouped_mm(x, w13, offs, recipe=recipe, bias=bias, main_grad=main_grad)
+    z = moxie.expert_mlp(x, w13, w2, offs, recipe=recipe)
+    return y, z, *torch.autograd.grad(y.sum() * 0.5 + z.sum(), (x, w2, bias))
+
+
+def tensors():
+    generator = torch.Generator().manual_seed(0)
+    normal = lambda *shape: torch.randn(shape, generator=generator).bfloat16().cuda()  # noqa: E731
+    x, w13, w2, bias = normal(ROWS, 256), normal(4, 256, 256), normal(4, 256, 128), normal(4, 256)
+    return [t.requires_grad_() for t in (x, w13, w2)], bias.requires_grad_(), torch.zeros(4, 256, 256, device="cuda")
+
+
+@pytest.mark.parametrize("recipe", moxie.recipe_names())
+def test_nothing_waits_for_the_gpu(recipe):
+    (x, w13, w2), bias, main_grad = tensors()
+    offs = sizes_to_offs(STEPS[0], "cuda")
+    train_step(x, w13, w2, offs, bias, recipe, main_grad)  # what is done once may wait
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        train_step(x, w13, w2, offs, bias, recipe, main_grad)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("recipe", moxie.recipe_names())
+def test_one_graph_serves_all_group_sizes(recipe):
+    (x, w13, w2), bias, main_grad = tensors()
+    offs = sizes_to_offs(STEPS[0], "cuda")
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            train_step(x, w13, w2, offs, bias, recipe, main_grad)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = train_step(x, w13, w2, offs, bias, recipe, main_grad)
+    for seed, sizes in enumerate(STEPS):
+        with torch.no_grad():
+            x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(seed)))
+        offs.copy_(sizes_to_offs(sizes))
+        main_grad.zero_()
+        graph.replay()
+        results = [t.detach().clone() for t in (*captured, main_grad)]
+        main_grad.zero_()
+        expected = [t.detach() for t in train_step(x, w13, w2, offs, bias, recipe, main_grad)] + [main_grad]
+        assert_same_bytes(results, expected, f"groups of {sizes}")
+
+
+@pytest.mark.parametrize("recipe", moxie.recipe_names())
+def test_the_gpu_gives_the_results_of_the_cpu(recipe):
+    problem = gaussian([300, 0, 1, 211], 256, 384, tail=9, bias="gn")
+    for actual, expected in zip(run(problem.on("cuda"), recipe), run(problem, recipe)):
+        scale = expected.float().abs().max().item()
+        torch.testing.assert_close(actual.cpu().float(), expected.float(), rtol=2.0**-7, atol=2.0**-9 * scale)

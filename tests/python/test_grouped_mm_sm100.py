@@ -1,0 +1,227 @@
+"""The Blackwell path on a CPU: a stand-in for torch's block-scaled grouped product decodes exactly the operands it is given.
+
+The stand-in knows the layouts of that product from its documentation alone (not from our swizzle), insists on the shapes and
+strides that torch insists on, and leaves NaN wherever the real one leaves memory as it was: rows past the last group, and
+the results of groups without rows.
+"""
+
+import functools
+
+import pytest
+import torch
+
+import moxie
+from grouped_reference import Problem, assert_products_equal, gaussian, run, sqnr, straight_through
+from support import assert_same_bytes
+
+RECIPES = ("mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_32x32", "mxfp8_rceil_128")
+SIZES = [37, 0, 160, 5, 128]
+
+
+def round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def unswizzled(codes: torch.Tensor, base: int, rows: int, cols: int) -> torch.Tensor:
+    """The scales [rows, cols] that start at byte `base`, in tiles of 128 x 4, as f32."""
+    r, c = torch.arange(rows)[:, None], torch.arange(cols)[None, :]
+    at = (r // 128 * -(-cols // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
+    picked = codes.flatten()[base + at]
+    return torch.where(picked == 255, torch.nan, torch.exp2(picked.float() - 127))
+
+
+def decoded(qdata: torch.Tensor, codes: torch.Tensor, base: int) -> torch.Tensor:
+    """Row-major qdata [rows, k], k in whole blocks of 32, times its scales."""
+    rows, k = qdata.shape
+    return qdata.float() * unswizzled(codes, base, rows, k // 32).repeat_interleave(32, 1)
+
+
+def stand_in(calls, a, b, scale_a, scale_b, offs=None, bias=None, scale_result=None, out_dtype=None, use_fast_accum=False):
+    calls.append(b.dim())
+    assert a.dtype == b.dtype == torch.float8_e4m3fn and scale_a.dtype == scale_b.dtype == torch.float8_e8m0fnu
+    assert a.is_contiguous() and b.mT.is_contiguous() and scale_a.is_contiguous() and scale_b.is_contiguous()
+    assert offs.dtype == torch.int32 and bias is None and scale_result is None and out_dtype == torch.bfloat16
+    assert a.dim() == 2 and a.shape[1] == b.shape[-2]
+    product = rows_times_weights if b.dim() == 3 else rows_contracted
+    ends = offs.tolist()
+    return product(a, b.mT, scale_a.view(torch.uint8), scale_b.view(torch.uint8), list(zip([0, *ends], ends)))
+
+
+def rows_times_weights(a, b, codes_a, codes_b, groups):
+    (rows, k), n = a.shape, b.shape[1]
+    assert k % 32 == 0 and len(groups) == b.shape[0] and codes_a.dim() == 2 and codes_a.shape[0] >= rows
+    cols = round_up(k // 32, 4)
+    assert codes_b.shape == (b.shape[0], cols * round_up(n, 128))
+    out, start = torch.full((rows, n), torch.nan, dtype=torch.bfloat16), 0
+    for g, (begin, end) in enumerate(groups):
+        left = decoded(a[begin:end], codes_a, start * cols)
+        out[begin:end] = (left @ decoded(b[g], codes_b[g], 0).T).bfloat16()
+        start += round_up(end - begin, 128)  # the scales of a group start a tile
+    return out
+
+
+def rows_contracted(a, b, codes_a, codes_b, groups):
+    (n, total), k = a.shape, b.shape[0]
+    assert codes_a.dim() == codes_b.dim() == 2 and codes_a.shape[0] >= n and codes_b.shape[0] >= k
+    out, start = torch.full((len(groups), n, k), torch.nan, dtype=torch.bfloat16), 0
+    for g, (begin, end) in enumerate(groups):
+        assert (end - begin) % 32 == 0 and end <= total
+        if begin == end:
+            continue
+        left = decoded(a[:, begin:end], codes_a, start * round_up(n, 128))
+        right = decoded(b[:, begin:end], codes_b, start * round_up(k, 128))
+        out[g] = (left @ right.T).bfloat16()
+        start += round_up((end - begin) // 32, 4)
+    return out
+
+
+@pytest.fixture
+def sm100():
+    """Every call takes the Blackwell path; gives the dims of the second operand of each product."""
+    calls, library = [], torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
+    torch.ops.moxie._force_path("sm100")
+    try:
+        yield calls
+    finally:
+        torch.ops.moxie._force_path("")
+        library._destroy()
+
+
+def emulated(problem: Problem, recipe, **kwargs):
+    torch.ops.moxie._force_path("")
+    try:
+        return run(problem, recipe, **kwargs)
+    finally:
+        torch.ops.moxie._force_path("sm100")
+
+
+def assert_equal_to_the_reference(results, problem: Problem, recipe) -> None:
+    torch.ops.moxie._force_path("")
+    try:
+        expected, magnitude = straight_through(problem, recipe, results.y.dtype)
+    finally:
+        torch.ops.moxie._force_path("sm100")
+    for name in ("y", "dx", "dw"):
+        actual = getattr(results, name)
+        assert actual.isfinite().all(), name
+        # The product itself comes in bf16, whatever the dtype of the result.
+        assert_products_equal(actual.bfloat16(), getattr(expected, name), getattr(magnitude, name), name)
+
+
+@pytest.mark.parametrize("sizes, tail", (
+    (SIZES, 9), ([2000, 0, 1900], 3), ([300], 0), ([0, 0, 7], 0), ([32] * 40, 0), ([1] * 33, 100)), ids=str)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_three_passes_equal_the_emulated_ones(recipe, sizes, tail, sm100):
+    problem = gaussian(sizes, 160, 96, tail=tail)
+    results = run(problem, recipe)
+    assert sm100 == [3, 3, 2], "forward, dgrad and wgrad go through it"
+    assert_equal_to_the_reference(results, problem, recipe)
+    for actual, expected in zip(results, emulated(problem, recipe)):
+        assert sqnr(actual, expected) > 55
+    assert not results.y[sum(sizes) :].any() and not results.dx[sum(sizes) :].any()
+    for g, size in enumerate(sizes):
+        assert size or not results.dw[g].any()
+
+
+@pytest.mark.parametrize("n, k", ((32, 32), (128, 128), (256, 384), (192, 320)))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_scales_of_any_number_of_tiles_are_found(recipe, n, k, sm100):
+    problem = gaussian([130, 0, 257], n, k, tail=1)
+    # Every scale differs from its neighbours: a scale read from another place shows.
+    problem.x *= torch.exp2(torch.randint(-9, 10, problem.x.shape)).bfloat16()
+    problem.w *= torch.exp2(torch.randint(-9, 10, problem.w.shape)).bfloat16()
+    problem.dy *= torch.exp2(torch.randint(-9, 10, problem.dy.shape)).bfloat16()
+    assert_equal_to_the_reference(run(problem, recipe), problem, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_garbage_past_the_groups_changes_nothing(recipe, sm100):
+    problem = gaussian(SIZES, 64, 96, tail=40)
+    dirty = Problem(problem.x.clone(), problem.w, problem.dy.clone(), problem.offs)
+    dirty.x[330:], dirty.dy[330:] = torch.nan, torch.inf
+    for actual, expected in zip(run(dirty, recipe), run(problem, recipe)):
+        assert_same_bytes(actual, expected)
+
+
+@pytest.mark.parametrize("bias", ("n", "gn"))
+def test_a_bias_is_added_to_the_rows_of_groups_alone(bias, sm100):
+    problem = gaussian(SIZES, 64, 96, tail=40, bias=bias)
+    results = run(problem, "mxfp8_rceil_128")
+    expected = emulated(problem, "mxfp8_rceil_128")
+    # Added after the product has been rounded to bf16, so rounded twice.
+    torch.testing.assert_close(results.y, expected.y, rtol=2.0**-7, atol=2.0**-4)
+    assert not results.y[330:].any()
+    assert_same_bytes(results.dbias, expected.dbias)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_f32_inputs_and_no_offs(recipe, sm100):
+    problem = gaussian([256], 64, 96, dtype=torch.float32)
+    problem.offs = None
+    results = run(problem, recipe)
+    assert [t.dtype for t in results] == [torch.float32] * 3
+    assert_equal_to_the_reference(results, problem, recipe)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_cache_holds_scales_in_the_layout_of_the_path(recipe, sm100):
+    problem = gaussian(SIZES, 64, 96)
+    cache = moxie.WeightCache(problem.w, recipe=recipe)
+    assert cache.scale.shape == (5, 512)
+    for actual, expected in zip(run(problem, recipe, quantized_w=cache), run(problem, recipe)):
+        assert_same_bytes(actual, expected)
+    problem.w.mul_(-4)
+    cache.refresh_()
+    for actual, expected in zip(run(problem, recipe, quantized_w=cache), run(problem, recipe)):
+        assert_same_bytes(actual, expected)
+
+
+def test_a_main_gradient_grows(sm100):
+    problem = gaussian(SIZES, 64, 96, dtype=torch.float32)
+    single, main_grad = run(problem), torch.ones_like(problem.w)
+    for _ in range(2):
+        assert run(problem, main_grad=main_grad).dw is None
+    torch.testing.assert_close(main_grad, 1 + 2 * single.dw)
+
+
+def test_expert_mlp_takes_the_path_too(sm100):
+    problem = gaussian(SIZES, 128, 96, tail=4)
+    x, w13, w2 = problem.x.requires_grad_(), problem.w.requires_grad_(), torch.randn(5, 96, 64).bfloat16().requires_grad_()
+    y = moxie.expert_mlp(x, w13, w2, problem.offs, recipe="mxfp8_rceil")
+    y.sum().backward()
+    assert sm100 == [3, 3, 3, 2, 3, 2]
+    grads = [t.grad.clone() for t in (x, w13, w2)]
+    for t in (x, w13, w2):
+        t.grad = None
+    h = moxie.grouped_mm(x, w13, problem.offs, recipe="mxfp8_rceil")
+    again = moxie.grouped_mm(moxie.swiglu(h), w2, problem.offs, recipe="mxfp8_rceil")
+    again.sum().backward()
+    assert_same_bytes([y, *grads], [again, x.grad, w13.grad, w2.grad])
+
+
+def test_the_path_compiles(sm100):
+    torch._dynamo.reset()
+    function = torch.compile(lambda x, w, offs: moxie.grouped_mm(x, w, offs), backend="aot_eager", fullgraph=True)
+    for rows in (100, 300):
+        problem = gaussian([rows, 0, 40], 64, 96)
+        x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
+        y = function(x, w, problem.offs)
+        y.backward(problem.dy)
+        for actual, expected in zip((y, x.grad, w.grad), run(problem)):
+            assert_same_bytes(actual, expected)
+
+
+def test_a_recipe_that_asks_for_emulation_gets_it(sm100):
+    problem = gaussian(SIZES, 64, 96)
+    run(problem, "mxfp8_emulated_rceil")
+    run(problem, "fp8_rowwise")
+    run(problem, "bf16")
+    assert sm100 == []
+
+
+def test_wgrad_with_hp_keeps_wgrad_off_the_path(sm100):
+    problem = gaussian(SIZES, 64, 96)
+    results = run(problem, "mxfp8_rceil_wgrad_with_hp")
+    assert sm100 == [3, 3]
+    assert_same_bytes(results.dw, emulated(problem, "mxfp8_rceil_wgrad_with_hp").dw)
