@@ -45,7 +45,7 @@ train:
 	@echo "make train: the trainer is not built yet"
 
 bench: build
-	@for script in run grouped_mm sqnr; do \
+	@for script in run grouped_mm moe sqnr; do \
 	  PYTHONPATH=python MOXIE_LIBRARY="$(library)" "$(python)" bench/$$script.py || exit; \
 	  echo; \
 	done

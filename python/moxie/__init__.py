@@ -41,11 +41,37 @@ from moxie.gemm import (
 )
 from moxie.moe import permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.recipe import Recipe, recipe_names
+from moxie.config import (
+    FP8GroupedMMConfig,
+    FP8GroupedMMRecipe,
+    GroupedMMConfig,
+    KernelPreference,
+    MXFP8GroupedMMConfig,
+    MXFP8GroupedMMRecipe,
+    MXLinearConfig,
+    MXLinearRecipeName,
+    ScaleCalculationMode,
+)
+from moxie.convert import LM_SKIP as LM_SKIP, quantize_, refresh_, refresh_after, unquantize_
+from moxie.fqn import FqnToConfig
+from moxie.linear import MXLinear
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "FP8GroupedMMConfig",
+    "FP8GroupedMMRecipe",
+    "FqnToConfig",
+    "GroupedMMConfig",
+    "KernelPreference",
+    "MXFP8GroupedMMConfig",
+    "MXFP8GroupedMMRecipe",
+    "MXLinear",
+    "MXLinearConfig",
+    "MXLinearRecipeName",
+    "MXTensor",
     "Recipe",
+    "ScaleCalculationMode",
     "WeightCache",
     "compact_scale",
     "dequantize_colwise",
@@ -59,6 +85,7 @@ __all__ = [
     "pad_groups",
     "padded_offs",
     "permute",
+    "quantize_",
     "quantize_both",
     "quantize_colwise",
     "quantize_per_col",
@@ -66,6 +93,8 @@ __all__ = [
     "quantize_rowwise",
     "quantize_weights",
     "recipe_names",
+    "refresh_",
+    "refresh_after",
     "replicate_scale",
     "requantize",
     "route",
@@ -77,5 +106,15 @@ __all__ = [
     "unpad_groups",
     "unpermute",
     "unpermute_weights",
+    "unquantize_",
     "unswizzle_scale",
 ]
+
+
+def __getattr__(name: str):
+    # Not before it is asked for: it tells torch._dynamo about itself, whose import takes seconds.
+    if name == "MXTensor":
+        from moxie.mx_tensor import MXTensor
+
+        return MXTensor
+    raise AttributeError(f"module 'moxie' has no attribute {name!r}")

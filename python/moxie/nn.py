@@ -135,10 +135,13 @@ class GroupedExperts(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        self.recipe = str(recipe)
         self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
         self.reset_parameters()
+        self.set_recipe_(recipe, weight_cache=weight_cache)
+
+    def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
+        self.recipe = str(recipe)
         self.cache13 = gemm.WeightCache(self.w13, recipe=recipe) if weight_cache else None
         self.cache2 = gemm.WeightCache(self.w2, recipe=recipe) if weight_cache else None
 

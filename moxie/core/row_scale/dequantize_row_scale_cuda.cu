@@ -1,5 +1,3 @@
-#include <cuda_bf16.h>
-
 #include "moxie/core/layout/panel.cuh"
 #include "moxie/core/row_scale/backends.h"
 
@@ -15,7 +13,8 @@ struct DecodeParams {
 };
 
 __device__ void put(float* to, float value) { *to = value; }
-__device__ void put(__nv_bfloat16* to, float value) { *to = __float2bfloat16(value); }
+// The format's own rounding: the instruction gives NaN other bits.
+__device__ void put(bf16* to, float value) { *to = to_bf16(value); }
 
 // One CTA per 128 rows and 64 columns of x. The colwise form is transposed through shared memory.
 template <class T>
@@ -52,6 +51,8 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
       const float scale =
           rowwise ? p.args.scale.data[begin + row] : p.args.scale.data[at.panel.index * cols + col];
       value = to_float(rowwise ? p.args.qdata.data[to] : transposed[r][c]) * scale;
+      // A product gives NaN other bits here than on a CPU.
+      if (value != value) value = __uint_as_float(0x7fc00000);
     }
     put(x + to, value);
   }
@@ -67,8 +68,7 @@ void dequantize_row_scale(const DequantizeRowScaleArgs& args, const Panels& pane
                       .tiles = 0};
   params.tiles = num_row_tiles(panels, params.alignment, panels.rows) * params.col_tiles;
   launch({"dequantize_row_scale", stream, params.tiles},
-         args.x.format == Format::kF32 ? decode_kernel<float> : decode_kernel<__nv_bfloat16>,
-         params);
+         args.x.format == Format::kF32 ? decode_kernel<float> : decode_kernel<bf16>, params);
 }
 
 }  // namespace moxie::cuda

@@ -69,14 +69,14 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, Kind kind, b
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
   const auto dtype = wide ? at::kFloat : at::kBFloat16;
   if (args.recipe.scaling == Scaling::kRow) return decode_rows(args, operand, kind, dtype);
+  const Tensor scale = operand.scale->view(at::kFloat8_e8m0fnu);  // a weight cache has bytes
   const std::string block = name(block_of(args, kind, is_a));
   const bool stack = operand.data.dim() == 3;
   const DequantizeOptions options{
       .offs = stack ? std::nullopt : args.offs, .block = block, .dtype = dtype};
-  if (form_of(kind) == Form::kRowwise)
-    return dequantize_rowwise(operand.data, *operand.scale, options);
-  return dequantize_colwise(operand.data, *operand.scale,
-                            stack ? operand.data.size(2) : args.num_rows, options);
+  if (form_of(kind) == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
+  return dequantize_colwise(operand.data, scale, stack ? operand.data.size(2) : args.num_rows,
+                            options);
 }
 
 // ---- a CPU: panel by panel

@@ -63,12 +63,22 @@ bool takes_grouped_mm(const PassArgs& args, const Tensor& a, const Tensor& b) {
          (wgrad || b.size(-2) % kAligned == 0);
 }
 
+// One group: torch's dense product.
+Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
+  if (args.pass == Pass::kWgrad) return at::mm(a.t(), b).unsqueeze(0);
+  const Tensor w = args.pass == Pass::kForward ? b.select(0, 0).t() : b.select(0, 0);
+  if (!args.bias) return at::mm(a, w);
+  const Tensor bias = args.bias->dim() == 2 ? args.bias->select(0, 0) : *args.bias;
+  return at::addmm(bias.to(a.scalar_type()), a, w);
+}
+
 Tensor multiply_cuda(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const Tensor a = dense(args.a.data), b = dense(args.b.data);
   const OptionalTensor offs = dense(args.offs), bias = dense(args.bias);
   std::optional<ConstFloatView> bias_view;
   if (bias) bias_view = const_float_view(*bias);
+  if (!offs && !args.add_to && a.scalar_type() == args.dtype) return multiply_dense(args, a, b);
   if (takes_grouped_mm(args, a, b)) {
     // dy transposed times x is the order in which torch allows groups without rows.
     if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);

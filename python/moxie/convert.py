@@ -1,0 +1,295 @@
+"""quantize_: one call converts a model, reports what it did, and refuses what it cannot do."""
+
+import dataclasses
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from moxie.config import AnyConfig, GroupedMMConfig, MXLinearConfig, recipe_of, wants_cache
+from moxie.converted import Conversion, is_converted
+from moxie.experts import convert_parameter_, restore_parameter_
+from moxie.fqn import DEFAULT, FqnToConfig, closest, matching_key, names_matched
+from moxie.gemm import WeightCache
+from moxie.linear import MXLinear
+from moxie.nn import GroupedExperts
+from moxie.report import Entry, Report, WarnUnused
+
+# The linears of language models that are left alone unless asked for: the output head and the router, whose errors go straight
+# into the loss or the choice of experts, and the projections of keys and values, too small to gain.
+LM_SKIP = (r"(.*\.)?(output|lm_head)", r"(.*\.)?(router|gate|router\..*|shared_expert_gate)", r"(.*\.)?(wk|wv|k_proj|v_proj)")
+
+FilterFn = Callable[[nn.Module, str], bool]
+_OP = "quantize_"
+
+
+@dataclasses.dataclass
+class Target:
+    """Something that can be converted: a linear, a parameter that experts multiply by, or GroupedExperts as a whole."""
+
+    module: nn.Module
+    module_fqn: str
+    name: str  # of the parameter in the module
+    is_linear: bool
+    obstacle: str = ""  # why it must be left alone
+
+    @property
+    def parameter(self) -> Tensor:
+        return getattr(self.module, self.name)
+
+    @property
+    def parameter_fqn(self) -> str:
+        return f"{self.module_fqn}.{self.name}" if self.module_fqn else self.name
+
+    @property
+    def fqn(self) -> str:
+        return self.module_fqn if self.is_linear or self.is_own else self.parameter_fqn
+
+    @property
+    def is_own(self) -> bool:
+        return isinstance(self.module, GroupedExperts)
+
+    @property
+    def kind(self) -> str:
+        return "linear" if self.is_linear else "experts" if self.is_own else "parameter"
+
+    @property
+    def numel(self) -> int:
+        return sum(parameter.numel() for parameter in self.module.parameters()) if self.is_own else self.parameter.numel()
+
+    def accepts(self, config: AnyConfig) -> bool:
+        """Whether the config converts such targets when it is not told which."""
+        return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
+
+    def convert_(self, config: AnyConfig) -> Conversion:
+        if self.is_own:
+            return _convert_own(self.module, config, self.fqn)
+        if self.is_linear:
+            return MXLinear.from_float(self.module, config, name=self.fqn).conversion
+        return convert_parameter_(self.module, self.name, config, self.fqn)
+
+
+def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Conversion:
+    """A module of ours has a recipe already: it gets another."""
+    conversion = Conversion(fqn, config)
+    conversion.used = True  # it cannot but multiply
+    if not hasattr(module, "_recipe_before"):
+        module._recipe_before = (module.recipe, module.cache13 is not None)
+    module.set_recipe_(conversion.recipe, weight_cache=bool(wants_cache(config)))
+    conversion.cache = module.cache13
+    return conversion
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    """torch's own layers have 3D parameters that are no experts: those of convolutions, for one."""
+    source = type(module).__module__
+    return not source.startswith("torch.nn.modules.") or source in ("torch.nn.modules.container", "torch.nn.modules.module")
+
+
+def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
+    """All targets; a 2D parameter that is no linear's is one only if it is named."""
+    for fqn, module in model.named_modules():
+        if isinstance(module, nn.Linear):
+            own = type(module) not in (nn.Linear, MXLinear)
+            yield Target(module, fqn, "weight", True, f"{type(module).__name__} may have a forward of its own" if own else "")
+        elif isinstance(module, GroupedExperts):
+            yield Target(module, fqn, "w13", False)
+        elif _holds_experts(module):
+            for name, parameter in module._parameters.items():
+                target = Target(module, fqn, name, False)
+                if parameter is not None and (parameter.dim() == 3 or parameter.dim() == 2 and target.parameter_fqn in named):
+                    yield target
+
+
+def quantize_(
+    model: nn.Module,
+    config: Union[AnyConfig, FqnToConfig],
+    filter_fn: Optional[FilterFn] = None,
+    *,
+    skip: Sequence[str] = LM_SKIP,
+) -> Report:
+    """Converts a model in place; the state dict stays what it was. Returns what was done: print it.
+
+    Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, bmm and
+    addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig for the 3D parameters, and a recipe, by name
+    or not, for both. `filter_fn(module, name)` chooses modules instead; `skip`, patterns of names, leaves linears alone when
+    there is none. An `FqnToConfig` chooses by name. What matches nothing is refused.
+
+    >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
+    >>> print(moxie.quantize_(model, "mxfp8_rceil"))
+    1 of 2 converted: 6144 of 7210 parameters (85.2 %)
+      up       linear 96x64  mxfp8_rceil
+      lm_head  linear 10x96  left alone: on the skip list
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{_OP}: model must be an nn.Module, got {type(model).__name__}")
+    model = getattr(model, "_orig_mod", model)  # of a compiled one
+    if hasattr(config, "fqn_to_config"):
+        if filter_fn is not None:
+            raise ValueError(f"{_OP}: with an FqnToConfig filter_fn must be None, because its keys choose")
+        config = config if isinstance(config, FqnToConfig) else FqnToConfig(config.fqn_to_config)
+        chosen = _choose_by_name(model, config)
+    else:
+        recipe_of(config, _OP)
+        if filter_fn is not None and not callable(filter_fn):
+            raise TypeError(f"{_OP}: filter_fn must be a function of a module and its name, got {filter_fn!r}")
+        chosen = _choose_by_filter(model, config, filter_fn, skip)
+    _check(chosen)
+    entries = [_convert(target, one, reason) for target, one, reason in chosen]
+    report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
+    _forget(model)
+    hook = WarnUnused(report)
+    hook.handle = model.register_forward_hook(hook)
+    return report
+
+
+Choice = tuple[Target, Optional[AnyConfig], str]  # what, with what, and if with nothing why
+
+
+def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: Optional[FilterFn], skip: Sequence[str]) -> list[Choice]:
+    chosen: list[Choice] = []
+    for target in targets_of(model):
+        reason = target.obstacle
+        if filter_fn is not None:
+            reason = reason or ("" if filter_fn(target.module, target.module_fqn) else "filter_fn says no")
+            if not reason and not target.is_linear and not target.accepts(config):
+                reason = f"{type(config).__name__} is for linears"
+        elif not target.accepts(config):
+            reason = f"{type(config).__name__} is for {'3D parameters' if target.is_linear else 'linears'}"
+        elif target.is_linear and any(re.fullmatch(pattern, target.fqn) for pattern in skip):
+            reason = reason or "on the skip list"
+        chosen.append((target, None if reason else config, reason))
+    if not any(one is not None for _, one, _ in chosen):
+        why = "; ".join(f"{target.fqn or '(root)'}: {reason}" for target, _, reason in chosen[:5])
+        raise ValueError(f"{_OP}: nothing to convert: the model has {len(chosen)} linears and 3D parameters, and none of them is "
+                         f"chosen{f' ({why})' if why else ''}")
+    return chosen
+
+
+def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
+    keys = config.fqn_to_config
+    targets = list(targets_of(model, named=list(keys)))
+    decided = [matching_key(config, target.parameter_fqn, target.module_fqn) for target in targets]
+    names = [name for name, _ in model.named_modules() if name] + [name for name, _ in model.named_parameters()]
+    _check_keys(config, targets, decided, names)
+    chosen: list[Choice] = []
+    for target, key in zip(targets, decided):
+        one = None if key is None else keys[key]
+        reason = "no key matches" if key is None else f"{key!r} says None" if one is None else ""
+        if one is not None and not target.is_linear and not target.accepts(one):
+            if key == target.parameter_fqn:
+                raise TypeError(f"{_OP}: {key} is a parameter of experts, and MXLinearConfig is for nn.Linear; give it an "
+                                "MXFP8GroupedMMConfig or a recipe")
+            reason = f"{type(one).__name__} is for linears"
+        if one is not None and target.obstacle:
+            if key in (target.fqn, target.parameter_fqn):
+                raise TypeError(f"{_OP}: {key} cannot be converted: {target.obstacle}")
+            reason = target.obstacle
+        chosen.append((target, None if reason else one, reason))
+    used = {key for (_, one, _), key in zip(chosen, decided) if one is not None}
+    for key, one in keys.items():
+        if one is not None and key not in used and key in decided:
+            raise ValueError(f"{_OP}: key {key!r} converts nothing: {type(one).__name__} suits nothing that it matches")
+    return chosen
+
+
+def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str]) -> None:
+    for key in config.fqn_to_config:
+        if key == DEFAULT:
+            continue
+        matched = names_matched(key, names)
+        if not matched:
+            raise ValueError(f"{_OP}: key {key!r} matches no module and no parameter of the model{closest(key, names)}")
+        if key in decided:
+            continue
+        inside = [target for target in targets
+                  if any(name in (target.parameter_fqn, target.module_fqn) or target.module_fqn.startswith(f"{name}.")
+                         for name in matched)]
+        if not inside:
+            raise ValueError(f"{_OP}: key {key!r} matches {', '.join(matched[:3])}, where there is no nn.Linear and no 3D "
+                             "parameter to convert")
+        warnings.warn(f"{_OP}: key {key!r} decides nothing: other keys win for all that it matches", stacklevel=4)
+
+
+def _check(chosen: list[Choice]) -> None:
+    """Refuses before anything has changed."""
+    for target, config, _ in chosen:
+        if config is None:
+            continue
+        if target.parameter.dtype not in (torch.bfloat16, torch.float32):
+            raise TypeError(f"{_OP}: {target.parameter_fqn} must be torch.bfloat16 or torch.float32 to be quantized, got "
+                            f"{target.parameter.dtype}")
+        if not target.is_linear and not is_converted(target.parameter) and type(target.parameter) is not nn.Parameter:
+            raise TypeError(f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; "
+                            "convert a model before it is sharded")
+        if 0 in target.parameter.shape:
+            raise ValueError(f"{_OP}: {target.parameter_fqn} must not be empty, got {tuple(target.parameter.shape)}")
+
+
+def _convert(target: Target, config: Optional[AnyConfig], reason: str) -> Entry:
+    shape = tuple(target.parameter.shape)
+    conversion = None if config is None else target.convert_(config)
+    return Entry(target.fqn, target.kind, shape, target.numel, conversion, reason)
+
+
+def _forget(model: nn.Module) -> None:
+    for key, hook in list(model._forward_hooks.items()):
+        if isinstance(hook, WarnUnused):
+            del model._forward_hooks[key]
+
+
+def unquantize_(model: nn.Module) -> nn.Module:
+    """Restores the stock model, in place; trained weights stay.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    >>> report = moxie.quantize_(model, "mxfp8_rceil")
+    >>> type(moxie.unquantize_(model)[0]).__name__
+    'Linear'
+    """
+    model = getattr(model, "_orig_mod", model)
+    _forget(model)
+    for module in list(model.modules()):
+        if isinstance(module, MXLinear):
+            module.to_float()
+        if isinstance(module, GroupedExperts) and hasattr(module, "_recipe_before"):
+            recipe, cached = module.__dict__.pop("_recipe_before")
+            module.set_recipe_(recipe, weight_cache=cached)
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and is_converted(parameter):
+                restore_parameter_(module, name)
+    return model
+
+
+def weight_caches(model: nn.Module) -> list[WeightCache]:
+    return [module for module in model.modules() if isinstance(module, WeightCache)]
+
+
+def refresh_(model: nn.Module) -> None:
+    """Quantizes every cached weight of the model again: after loading a state dict, or any change that no optimizer made.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
+    >>> with torch.no_grad():
+    ...     model[0].weight.zero_()[0, :2].tolist()
+    [0.0, 0.0]
+    >>> moxie.refresh_(model)
+    """
+    for cache in weight_caches(model):
+        cache.refresh_()
+
+
+def refresh_after(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refreshes the weight caches of the model after every step of the optimizer.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
+    >>> moxie.refresh_after(model, torch.optim.AdamW(model.parameters()))
+    """
+    caches = weight_caches(model)
+    if not caches:
+        raise ValueError("refresh_after: the model has no weight cache; weight_cache=True in a config asks for one")
+    for cache in caches:
+        cache.refresh_after(optimizer)

@@ -1,0 +1,244 @@
+"""Tensors whose products with activations run through Moxie, and which are plain in every other way.
+
+A view of a converted parameter (a transpose, one expert of it) or a copy in another dtype is a `ConvertedTensor`, so that the
+product finds the conversion however the model writes it. Every other op gives what it gives for a plain tensor.
+"""
+
+import copy
+import warnings
+from typing import Any, Callable, Optional
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from moxie.config import AnyConfig, recipe_of, wants_cache
+from moxie.gemm import WeightCache, grouped_mm
+
+
+class Conversion:
+    """What a converted parameter and everything made of it share."""
+
+    def __init__(self, name: str, config: AnyConfig):
+        self.name = name
+        self.config = config
+        self.recipe = str(recipe_of(config))
+        self.cache: Optional[WeightCache] = None
+        self.cache_is_turned = wants_cache(config) == "kn"
+        self.used = False  # by a product, in eager mode
+
+    def __repr__(self) -> str:
+        return f"Conversion({self.name!r}, {self.config!r})"
+
+
+class _Converted:
+    """Of every class here: `_moxie`, the Conversion, and `_moxie_turned`.
+
+    `_moxie_turned` is False for the whole parameter as it is stored, True for its transpose, None for anything else: only the
+    whole of it has a weight cache.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = {} if kwargs is None else kwargs
+        product = _PRODUCTS.get(func)
+        if product is not None:
+            with torch._C.DisableTorchFunctionSubclass():
+                out = product(*args, **kwargs)
+                return func(*args, **kwargs) if out is None else out
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **kwargs)
+        turn = _VIEWS.get(func)
+        if turn is None or not isinstance(args[0], _Converted):
+            return out
+        if func in _DETACH and isinstance(args[0], nn.Parameter):
+            return out  # what a state dict holds
+        if isinstance(out, (tuple, list)):
+            return type(out)([_mark(part, args[0], None) for part in out])
+        return _mark(out, args[0], turn(args, kwargs))
+
+    def __deepcopy__(self, memo):
+        if id(self) not in memo:
+            with torch._C.DisableTorchFunctionSubclass():
+                data = self.detach().clone(memory_format=torch.preserve_format)
+            out = nn.Parameter(data, self.requires_grad) if isinstance(self, nn.Parameter) else data
+            memo[id(self)] = out
+            out.__class__ = type(self)
+            out.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return memo[id(self)]
+
+    def __reduce_ex__(self, protocol):
+        with torch._C.DisableTorchFunctionSubclass():
+            data = self.detach()
+        return _rebuild, (type(self), data, self.requires_grad, isinstance(self, nn.Parameter), dict(self.__dict__))
+
+
+class ConvertedTensor(_Converted, Tensor):
+    """A view or a copy of a converted parameter."""
+
+
+class ConvertedParameter(_Converted, nn.Parameter):
+    """A parameter whose products run through Moxie."""
+
+
+def _rebuild(cls: type, data: Tensor, requires_grad: bool, is_parameter: bool, state: dict[str, Any]) -> Tensor:
+    out = nn.Parameter(data, requires_grad) if is_parameter else data.requires_grad_(requires_grad)
+    out.__class__ = cls
+    out.__dict__.update(state)
+    return out
+
+
+def _mark(out: Tensor, origin: Tensor, turned: Optional[bool]) -> Tensor:
+    # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
+    out = out.view(out.shape) if torch.compiler.is_compiling() else out
+    out = out.as_subclass(ConvertedTensor)
+    out._moxie = origin._moxie
+    out._moxie_turned = None if turned is None or origin._moxie_turned is None else origin._moxie_turned != turned
+    return out
+
+
+# ---- what keeps the conversion --------------------------------------------------------------------------------------------------
+
+_LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
+
+
+def _turned_by_dims(args, kwargs) -> Optional[bool]:
+    dims = tuple(args[1:]) + tuple(kwargs.values())
+    return True if args[0].dim() == 3 and dims in _LAST_TWO else None
+
+
+def _turned_by_permute(args, kwargs) -> Optional[bool]:
+    dims = args[1:] if len(args) > 2 else tuple(args[1]) if len(args) == 2 else tuple(kwargs.get("dims", ()))
+    return True if tuple(dims) in ((0, 2, 1), (0, -1, -2)) else None
+
+
+def _same(args, kwargs) -> Optional[bool]:
+    return False
+
+
+def _turned(args, kwargs) -> Optional[bool]:
+    return True
+
+
+def _part(args, kwargs) -> Optional[bool]:
+    return None
+
+
+def _views() -> dict[Callable, Callable]:
+    """From a function to how it turns the whole parameter. Only these keep the conversion."""
+    views = {torch.Tensor.mT.__get__: _turned, torch.Tensor.T.__get__: _part, torch.Tensor.__getitem__: _part}
+    names = {
+        _turned_by_dims: "transpose swapaxes swapdims",
+        _turned_by_permute: "permute",
+        _same: "detach contiguous clone",
+        _part: "t select narrow unbind chunk split tensor_split view reshape unsqueeze squeeze flatten to type_as bfloat16 float "
+               "cuda cpu empty_like index_select",
+    }
+    for turn, functions in names.items():
+        for name in functions.split():
+            for owner in (torch, torch.Tensor):
+                if hasattr(owner, name):
+                    views[getattr(owner, name)] = turn
+    return views
+
+
+_VIEWS = _views()
+_DETACH = (torch.Tensor.detach, torch.detach)
+
+# ---- products -----------------------------------------------------------------------------------------------------------------
+# Each takes the arguments of torch's function and means the same. None: not a product with a converted weight, so torch's own.
+
+
+def _cache_of(w: Tensor, turned: bool) -> Optional[WeightCache]:
+    """w's cache, if w is the whole parameter in the orientation that was cached: `turned` says how the product took it."""
+    conversion = w._moxie
+    if conversion.cache is None or w._moxie_turned is None:
+        return None
+    if (w._moxie_turned != turned) == conversion.cache_is_turned:
+        return conversion.cache
+    if not torch.compiler.is_compiling():
+        stored, other = ("[G, K, N]", True) if conversion.cache_is_turned else ("[G, N, K]", "kn")
+        warnings.warn(f"{conversion.name}: the weight cache takes it for {stored}, and the model multiplies by it as the other "
+                      f"order; weight_cache={other!r} is right for it. Until then it is quantized in every forward.", stacklevel=2)
+    return None
+
+
+def _multiply(x: Tensor, w: Tensor, turned: bool, offs=None, bias=None, dtype=None) -> Tensor:
+    """x times w as [G, N, K] (turned: as [G, K, N], the order of torch's grouped product)."""
+    conversion, cache = w._moxie, _cache_of(w, turned)
+    if not torch.compiler.is_compiling():
+        conversion.used = True
+    w = w.transpose(-2, -1) if turned else w
+    return grouped_mm(x, w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache)
+
+
+def _multiply_2d(x: Tensor, w: Tensor, turned: bool, bias=None) -> Tensor:
+    """x [..., K] times one matrix [N, K] (turned: [K, N])."""
+    conversion = w._moxie
+    if not torch.compiler.is_compiling():
+        conversion.used = True
+    w = w.t() if turned else w
+    y = grouped_mm(x.reshape(-1, x.shape[-1]), w.unsqueeze(0), recipe=conversion.recipe, bias=bias)
+    return y.reshape(*x.shape[:-1], w.shape[0])
+
+
+def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None) -> Tensor:
+    """x [G, T, K] times w [G, K, N]: groups of T rows."""
+    groups, rows, k = x.shape
+    offs = torch.arange(1, groups + 1, dtype=torch.int32, device=x.device) * rows
+    return _multiply(x.reshape(-1, k), w, True, offs, bias, dtype).view(groups, rows, -1)
+
+
+def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):  # noqa: A002 (torch's name)
+    if not isinstance(mat2, _Converted) or mat2.dim() != 3:
+        return None
+    if input.dim() == 2 and offs is not None:
+        return _multiply(input, mat2, True, offs, bias, out_dtype)
+    return _multiply_batch(input, mat2, bias, out_dtype) if input.dim() == 3 and offs is None else None
+
+
+def _functional_grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
+    return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
+
+
+def _linear(input, weight, bias=None):  # noqa: A002
+    return _multiply_2d(input, weight, False, bias) if isinstance(weight, _Converted) and weight.dim() == 2 else None
+
+
+def _matmul(input, other=None, *, mat2=None, tensor2=None):  # noqa: A002
+    other = next(tensor for tensor in (other, mat2, tensor2) if tensor is not None)
+    if isinstance(other, _Converted):
+        if other.dim() == 2:
+            return _multiply_2d(input, other, True)
+        same_batch = input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]
+        return _multiply_batch(input, other) if same_batch else None
+    if input.dim() == 2 and other.dim() == 2:  # w x: the transpose of x^T w^T
+        return _multiply_2d(other.t(), input, False).t()
+    return None
+
+
+def _rmatmul(self, other):
+    return _matmul(other, self)
+
+
+def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):  # noqa: A002
+    if not isinstance(mat2, _Converted) or out_dtype is not None:
+        return None
+    if input.dim() == 1 and input.shape[0] == mat2.shape[1] and beta == 1 and alpha == 1:
+        return _multiply_2d(mat1, mat2, True, input)
+    return beta * input + alpha * _multiply_2d(mat1, mat2, True)
+
+
+_PRODUCTS: dict[Callable, Callable] = {
+    torch._grouped_mm: _grouped_mm,
+    F.linear: _linear,
+    torch.matmul: _matmul, torch.Tensor.matmul: _matmul, torch.Tensor.__matmul__: _matmul, torch.Tensor.__rmatmul__: _rmatmul,
+    torch.mm: _matmul, torch.Tensor.mm: _matmul, torch.bmm: _matmul, torch.Tensor.bmm: _matmul,
+    torch.addmm: _addmm, torch.Tensor.addmm: _addmm,
+}
+if hasattr(F, "grouped_mm"):
+    _PRODUCTS[F.grouped_mm] = _functional_grouped_mm
+
+
+def is_converted(parameter: Tensor) -> bool:
+    return isinstance(parameter, _Converted)

@@ -1,0 +1,117 @@
+"""Converting a parameter in place, and back.
+
+The class of the parameter changes, and nothing else: every reference to it, the optimizer's included, stays good. What takes its
+place later (an assigned state dict, FSDP2) is converted too.
+"""
+
+import sys
+from typing import Callable, Optional
+
+import torch
+from torch import Tensor, nn
+
+from moxie.config import AnyConfig, wants_cache
+from moxie.converted import Conversion, ConvertedParameter, is_converted
+from moxie.gemm import WeightCache
+
+
+def turned(w: Tensor) -> Tensor:
+    return w.mT
+
+
+def stacked(w: Tensor) -> Tensor:
+    return w.unsqueeze(0)
+
+
+class ViewCache(WeightCache):
+    """The cache of a parameter that a product takes as another view of it: [G, K, N] turned, or [N, K] as a stack of one."""
+
+    def __init__(self, w: Tensor, view: Callable[[Tensor], Tensor], *, recipe: str):
+        super().__init__(view(w.detach()), recipe=recipe)
+        self._weights[0], self._view = w, view
+
+    def is_of(self, w: Tensor) -> bool:
+        return self._weights[0] is w
+
+    def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
+        w = self._weights[0] if w is None else w
+        super().refresh_(self._view(w.detach()))
+        self._weights[0] = w
+        return self
+
+
+def convert_parameter_(module: nn.Module, name: str, config: AnyConfig, fqn: str) -> Conversion:
+    """Converts the parameter `name` of the module, in place."""
+    _let_torch_know()
+    parameter, conversion = module._parameters[name], Conversion(fqn, config)
+    restore_parameter_(module, name)
+    if wants_cache(config) and parameter.dim() == 3:
+        args = (parameter, turned) if conversion.cache_is_turned else (parameter,)
+        conversion.cache = (ViewCache if conversion.cache_is_turned else WeightCache)(*args, recipe=conversion.recipe)
+        module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
+    _tag(parameter, conversion)
+    if not hasattr(module, "_moxie_converted"):
+        module._moxie_converted = {}
+        module.register_load_state_dict_post_hook(_after_load)
+        module.register_forward_pre_hook(_before_forward)
+    module._moxie_converted[name] = conversion
+    return conversion
+
+
+def _tag(parameter: nn.Parameter, conversion: Conversion) -> None:
+    parameter._moxie, parameter._moxie_turned = conversion, False
+    parameter.__class__ = ConvertedParameter
+
+
+def _after_load(module: nn.Module, keys) -> None:
+    """load_state_dict(assign=True) puts new parameters in place of ours, and any load makes a weight cache stale."""
+    for name, conversion in getattr(module, "_moxie_converted", {}).items():
+        if not is_converted(module._parameters[name]):
+            _tag(module._parameters[name], conversion)
+        if conversion.cache is not None:
+            conversion.cache.refresh_(module._parameters[name])
+
+
+def _before_forward(module: nn.Module, args) -> None:
+    """What has put another parameter in place of ours, as FSDP2 does, wants that one converted."""
+    if torch.compiler.is_compiling():
+        return
+    for name, conversion in module._moxie_converted.items():
+        parameter = module._parameters.get(name)
+        if type(parameter) is nn.Parameter:
+            _tag(parameter, conversion)
+            # The cache, if any, is of another parameter.
+            parameter._moxie_turned = False if conversion.cache is None else None
+
+
+def restore_parameter_(module: nn.Module, name: str) -> None:
+    """The inverse; on a parameter that is not converted it does nothing."""
+    parameter = module._parameters[name]
+    if not is_converted(parameter):
+        return
+    parameter.__class__ = nn.Parameter
+    if parameter._moxie.cache is not None:
+        module._modules.pop(f"{name}_cache", None)
+    del parameter._moxie, parameter._moxie_turned
+    converted = module.__dict__.get("_moxie_converted", {})
+    converted.pop(name, None)
+    if not converted:
+        for hooks, ours in ((module._forward_pre_hooks, _before_forward), (module._load_state_dict_post_hooks, _after_load)):
+            for key in [key for key, hook in hooks.items() if hook is ours]:
+                del hooks[key]
+        module.__dict__.pop("_moxie_converted", None)
+
+
+def _let_torch_know() -> None:
+    """Where torch keeps lists of functions and types, ours belong on them."""
+    # Dynamo asks this list before it looks at __torch_function__; public functions alone are on it.
+    try:
+        from torch._dynamo.variables.torch import get_overridable_functions
+    except ImportError:
+        pass
+    else:
+        get_overridable_functions().add(torch._grouped_mm)
+    # Optimizers are horizontally fused by default only when every parameter is of a type on this one.
+    types = getattr(sys.modules["torch.optim.optimizer"], "_foreach_supported_types", None)
+    if types is not None and ConvertedParameter not in types:
+        types.append(ConvertedParameter)

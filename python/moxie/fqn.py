@@ -1,0 +1,91 @@
+"""FqnToConfig: from names to configs, and which name wins."""
+
+import dataclasses
+import difflib
+import re
+from typing import Optional
+
+from moxie.config import AnyConfig, recipe_of
+
+DEFAULT = "_default"
+
+
+@dataclasses.dataclass(frozen=True)
+class FqnToConfig:
+    """Configs by the fully qualified name of a parameter or a module; None leaves alone what it names.
+
+    A key is an exact name, or `re:` and a pattern that matches a whole name. A module's config holds for all that is in it. Of
+    the keys that match, these win, in this order: the parameter's exact name; the exact name of its module, or of the nearest
+    one around it; the first pattern that matches the parameter; the first that matches its module, or the nearest one around
+    it; `_default`.
+
+    >>> config = moxie.FqnToConfig({
+    ...     "re:.*experts.*": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil"),
+    ...     "layers.0.experts.w2": moxie.FP8GroupedMMConfig(),
+    ...     "re:.*router": None,
+    ... })
+    """
+
+    fqn_to_config: dict[str, Optional[AnyConfig]] = dataclasses.field(default_factory=dict)
+    module_fqn_to_config: Optional[dict[str, Optional[AnyConfig]]] = None  # the older name of the same
+    version: int = 1
+
+    def __post_init__(self):
+        op = "FqnToConfig"
+        given, older = self.fqn_to_config, self.module_fqn_to_config
+        if older and given and older != given:
+            raise ValueError(f"{op}: fqn_to_config and module_fqn_to_config are both given and differ")
+        object.__setattr__(self, "fqn_to_config", dict(given or older or {}))
+        object.__setattr__(self, "module_fqn_to_config", self.fqn_to_config)
+        if not self.fqn_to_config:
+            raise ValueError(f"{op}: there are no keys")
+        for key, config in self.fqn_to_config.items():
+            if not isinstance(key, str):
+                raise TypeError(f"{op}: a key must be a name or re:pattern, got {key!r}")
+            if key.startswith("re:"):
+                try:
+                    re.compile(key[3:])
+                except re.error as error:
+                    raise ValueError(f"{op}: {key!r} is no regular expression: {error}") from None
+            if config is not None:
+                recipe_of(config, f"{op}: {key!r}")
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.fqn_to_config.items()))
+
+
+def _around(fqn: str) -> list[str]:
+    """The module's name and those of the modules around it, nearest first; the root, "", is named by no key."""
+    parts = fqn.split(".") if fqn else []
+    return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
+
+
+def matching_key(config: FqnToConfig, parameter_fqn: str, module_fqn: str) -> Optional[str]:
+    """The key that decides about a parameter, if any does."""
+    keys = config.fqn_to_config
+    patterns = [key for key in keys if key.startswith("re:")]
+    for name in (parameter_fqn, *_around(module_fqn)):
+        if name in keys:
+            return name
+    for name in (parameter_fqn, *_around(module_fqn)):
+        for pattern in patterns:
+            if re.fullmatch(pattern[3:], name):
+                return pattern
+    return DEFAULT if DEFAULT in keys else None
+
+
+def names_matched(key: str, names: list[str]) -> list[str]:
+    """The modules and parameters that a key names."""
+    if key.startswith("re:"):
+        return [name for name in names if re.fullmatch(key[3:], name)]
+    return [name for name in names if name == key]
+
+
+def closest(key: str, names: list[str]) -> str:
+    """For an error: names that may have been meant."""
+    text = re.sub(r"[\^$\\*+?()\[\]|]|^re:", "", key)
+    near = difflib.get_close_matches(text, names, n=3, cutoff=0.5)
+    if not near:
+        last = text.rsplit(".", 1)[-1]
+        near = [name for name in names if last and last in name][:3]
+    return f" (did you mean {', '.join(near)}?)" if near else ""

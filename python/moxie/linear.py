@@ -1,0 +1,85 @@
+"""MXLinear: nn.Linear whose three products are quantized."""
+
+import warnings
+from typing import Optional
+
+import torch
+from torch import Tensor, nn
+
+from moxie.config import AnyConfig, wants_cache
+from moxie.converted import Conversion
+from moxie.experts import ViewCache, stacked
+from moxie.gemm import DEFAULT_RECIPE, grouped_mm
+
+
+class MXLinear(nn.Linear):
+    """y = x w^T + bias with any leading dims, quantized as the config says; its state dict is that of nn.Linear.
+
+    >>> linear = moxie.MXLinear(64, 96, config="mxfp8_rceil")
+    >>> linear(torch.randn(2, 5, 64)).shape
+    torch.Size([2, 5, 96])
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: Optional[torch.device] = None,
+        dtype: Optional[torch.dtype] = None,
+        *,
+        config: AnyConfig = DEFAULT_RECIPE,
+    ):
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self._convert(config, "")
+
+    @classmethod
+    def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
+        """Makes an MXLinear of the nn.Linear itself: its parameters, hooks and every reference to it stay."""
+        if type(linear) not in (nn.Linear, cls):
+            raise TypeError(f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
+                            "may be one of its own")
+        conversion = Conversion(name, config)  # refuses what is no config before anything changes
+        linear.__class__ = cls
+        linear._convert(conversion.config, name)
+        return linear
+
+    def to_float(self) -> nn.Linear:
+        """The inverse of from_float."""
+        self._modules.pop("weight_cache", None)
+        del self.conversion
+        self.__class__ = nn.Linear
+        return self
+
+    def _convert(self, config: AnyConfig, name: str) -> None:
+        self.conversion = Conversion(name, config)
+        self._modules.pop("weight_cache", None)
+        if wants_cache(config):
+            self.weight_cache = ViewCache(self.weight, stacked, recipe=self.conversion.recipe)
+            self.conversion.cache = self.weight_cache
+
+    def _load_from_state_dict(self, *args, **kwargs):
+        super()._load_from_state_dict(*args, **kwargs)
+        if self.conversion.cache is not None:
+            self.conversion.cache.refresh_(self.weight)
+
+    @property
+    def config(self) -> AnyConfig:
+        return self.conversion.config
+
+    def forward(self, x: Tensor) -> Tensor:
+        cache = self._modules.get("weight_cache")
+        if not torch.compiler.is_compiling():
+            self.conversion.used = True
+            if cache is not None and not cache.is_of(self.weight):
+                warnings.warn(f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
+                              "a model is sharded, so it is quantized in every forward", stacklevel=2)
+                cache = None
+        y = grouped_mm(x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias,
+                       quantized_w=cache)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def extra_repr(self) -> str:
+        from moxie.report import recipe_label
+
+        return f"{super().extra_repr()}, recipe={recipe_label(self.conversion.recipe)}"

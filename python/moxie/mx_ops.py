@@ -1,0 +1,80 @@
+"""What torch's own ops do with an MXTensor: those that move values, and none that computes with them."""
+
+import torch
+
+from moxie.mx_tensor import _BLOCKS, MXTensor
+
+_aten = torch.ops.aten
+
+
+def _like(mx: MXTensor, qdata, scale) -> MXTensor:
+    return MXTensor(qdata, scale, mx.dtype, mx.block)
+
+
+def _on_bytes(scale, function):
+    """ATen and inductor know few ops on e8m0; on its bytes they know all."""
+    return function(scale.view(torch.uint8)).view(torch.float8_e8m0fnu)
+
+
+def _alias(func, mx):
+    return _like(mx, func(mx.qdata), func(mx.scale))
+
+
+def _clone(func, mx, *, memory_format=None):
+    return _like(mx, mx.qdata.clone(), _on_bytes(mx.scale, torch.clone))
+
+
+def _to_copy(func, mx, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
+    if dtype is not None and dtype != mx.dtype:
+        raise NotImplementedError(f"MXTensor: to({dtype}) would not be quantized; dequantize({dtype}) gives a plain tensor")
+    move = lambda tensor: tensor.to(device=device, non_blocking=non_blocking, copy=True)  # noqa: E731
+    return _like(mx, move(mx.qdata), _on_bytes(mx.scale, move))
+
+
+def _view(func, mx, size):
+    qdata = mx.qdata.view(size)
+    rows = _BLOCKS[mx.block][0]
+    keeps = qdata.dim() >= 2 and qdata.shape[-1] == mx.shape[-1] and (rows == 1 or qdata.shape[-2] == mx.shape[-2])
+    if not keeps:
+        raise ValueError(f"MXTensor: view must keep the columns{'' if rows == 1 else ' and rows'} of {tuple(mx.shape)}, which "
+                         f"blocks of {mx.block} scale together, got {tuple(qdata.shape)}")
+    scale_rows = (mx.scale.shape[-2],) if rows != 1 else (qdata.shape[-2],)
+    return _like(mx, qdata, mx.scale.view(*qdata.shape[:-2], *scale_rows, mx.scale.shape[-1]))
+
+
+def _slice(func, mx, dim=0, start=None, end=None, step=1):
+    dim = dim % mx.dim()
+    size = mx.shape[dim]
+    start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
+    end = size if end is None else max(end + size, 0) if end < 0 else min(end, size)
+    block = _BLOCKS[mx.block][dim - (mx.dim() - 2)] if dim >= mx.dim() - 2 else 1
+    whole = step == 1 or block == 1
+    if not whole or start % block != 0 or (end % block != 0 and end != size):
+        raise ValueError(f"MXTensor: a slice of dim {dim} must start and end at multiples of {block}, the block there, got "
+                         f"{start}:{end}:{step}")
+    qdata = func(mx.qdata, dim, start, end, step)
+    return _like(mx, qdata, func(mx.scale, dim, start // block, -(-end // block), step))
+
+
+def _split(func, mx, sizes, dim=0):
+    size = mx.shape[dim]
+    ends = list(range(0, size, sizes)) + [size] if isinstance(sizes, int) else [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    return [_slice(_aten.slice.Tensor, mx, dim, begin, end) for begin, end in zip(ends, ends[1:])]
+
+
+def _unchanged(func, mx, *args, **kwargs):
+    return func(mx.qdata, *args, **kwargs)
+
+
+IMPLEMENTATIONS = {
+    _aten.detach.default: _alias,
+    _aten.alias.default: _alias,
+    _aten.clone.default: _clone,
+    _aten._to_copy.default: _to_copy,
+    _aten.view.default: _view,
+    _aten._unsafe_view.default: _view,
+    _aten.slice.Tensor: _slice,
+    _aten.split.Tensor: _split,
+    _aten.split_with_sizes.default: _split,
+    _aten.is_pinned.default: _unchanged,
+}

@@ -1,0 +1,107 @@
+"""What `quantize_` did: a list, and a tree to print."""
+
+import dataclasses
+import warnings
+from typing import Optional
+
+import torch
+from torch import nn
+
+from moxie.converted import Conversion
+from moxie.recipe import Recipe, recipe_names
+
+
+def recipe_label(recipe: str) -> str:
+    """The name of a recipe, with the fields in which it differs from every preset."""
+    wanted = Recipe.from_name(recipe)
+    for ignored in ((), ("out",)):
+        for name in recipe_names():
+            preset = Recipe.from_name(name)
+            if all(getattr(preset, field.name) == getattr(wanted, field.name)
+                   for field in dataclasses.fields(Recipe) if field.name not in ignored):
+                return name if not ignored else f"{name}:out={wanted.out}"
+    return recipe
+
+
+@dataclasses.dataclass
+class Entry:
+    """A linear, or a parameter of experts."""
+
+    fqn: str
+    kind: str  # linear, parameter or experts
+    shape: tuple[int, ...]
+    numel: int
+    conversion: Optional[Conversion] = None
+    reason: str = ""  # why it was left alone
+
+    def __str__(self) -> str:
+        what = f"{self.kind} {'x'.join(str(size) for size in self.shape)}"
+        if self.conversion is None:
+            return f"{what}  left alone: {self.reason}"
+        return f"{what}  {recipe_label(self.conversion.recipe)}{', cached' if self.conversion.cache is not None else ''}"
+
+
+@dataclasses.dataclass
+class Report:
+    """The result of `quantize_`. `print(report)` shows the tree."""
+
+    entries: list[Entry]
+    all_parameters: int
+
+    @property
+    def converted(self) -> list[str]:
+        """The names of what was converted: modules for linears, parameters for experts."""
+        return [entry.fqn for entry in self.entries if entry.conversion is not None]
+
+    @property
+    def left_alone(self) -> dict[str, str]:
+        """From the names of what could have been converted and was not, to why."""
+        return {entry.fqn: entry.reason for entry in self.entries if entry.conversion is None}
+
+    @property
+    def unused(self) -> list[str]:
+        """What was converted and no eager forward has multiplied by yet."""
+        return [entry.fqn for entry in self.entries if entry.conversion is not None and not entry.conversion.used]
+
+    def __str__(self) -> str:
+        numel = sum(entry.numel for entry in self.entries if entry.conversion is not None)
+        lines = [f"{len(self.converted)} of {len(self.entries)} converted: {numel} of {self.all_parameters} parameters "
+                 f"({100 * numel / max(self.all_parameters, 1):.1f} %)"]
+        shown: list[str] = []
+        rows: list[tuple[str, str]] = []
+        for entry in self.entries:
+            *above, name = entry.fqn.split(".")
+            common = 0
+            while common < min(len(above), len(shown)) and above[common] == shown[common]:
+                common += 1
+            rows += [("  " * (depth + 1) + above[depth], "") for depth in range(common, len(above))]
+            rows.append(("  " * (len(above) + 1) + (name or "(root)"), str(entry)))
+            shown = above
+        width = max((len(name) for name, _ in rows), default=0)
+        return "\n".join(lines + [f"{name:{width}}  {entry}".rstrip() for name, entry in rows])
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """In a graph no use is noted: every layer would need a graph of its own."""
+    return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
+
+
+class WarnUnused:
+    """A forward hook: after the model's first eager forward, names what was converted in vain, and is gone."""
+
+    def __init__(self, report: Report):
+        self.report = report
+        self.handle = None
+
+    def __call__(self, module: nn.Module, args, out) -> None:
+        if torch.compiler.is_compiling():
+            return
+        if self.handle is not None:
+            self.handle.remove()
+        compiled = [fqn for fqn, inside in module.named_modules() if _is_compiled(inside)]
+        unused = [fqn for fqn in self.report.unused if not any(fqn == outer or fqn.startswith(f"{outer}.") for outer in compiled)]
+        if unused:
+            warnings.warn(
+                f"quantize_: {', '.join(unused)} converted, but the model's forward never multiplied activations by "
+                "them, so they run as before: what they are used in is not torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, "
+                "bmm or addmm, or the module's own forward is not called", stacklevel=2)

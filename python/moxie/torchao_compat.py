@@ -1,0 +1,139 @@
+"""Coming from torchao: its names, with the same arguments in the same order, and its own quantize_ for our configs.
+
+Weights come as torchao's functions take them: B_t is [G, K, N]. Groups need no alignment, so flags about padding change
+nothing. docs/CONVERSION.md has the table of what is called what.
+"""
+
+import random
+from typing import Optional, Union
+
+import torch
+from torch import Tensor, nn
+
+from moxie.config import (
+    FP8GroupedMMConfig, FP8GroupedMMRecipe, GroupedMMConfig, KernelPreference, MXFP8GroupedMMConfig, MXFP8GroupedMMRecipe,
+    MXLinearConfig, MXLinearRecipeName, ScaleCalculationMode,
+)
+from moxie.convert import quantize_, targets_of, unquantize_
+from moxie.fqn import FqnToConfig
+from moxie.gemm import grouped_mm
+from moxie.linear import MXLinear
+from moxie.mx_tensor import MXTensor
+
+# The later names of the same.
+TrainingOpBaseConfig = GroupedMMConfig
+MXFP8TrainingOpConfig = MXFP8GroupedMMConfig
+Float8TrainingOpConfig = FP8GroupedMMConfig
+MXFP8TrainingRecipe = MXFP8GroupedMMRecipe
+Float8TrainingRecipe = FP8GroupedMMRecipe
+MXFP8Linear = MXLinear
+
+__all__ = [
+    "FP8GroupedMMConfig", "FP8GroupedMMRecipe", "Float8TrainingOpConfig", "Float8TrainingRecipe", "FqnToConfig", "GroupedMMConfig",
+    "KernelPreference", "MXFP8GroupedMMConfig", "MXFP8GroupedMMRecipe", "MXFP8Linear", "MXFP8TrainingOpConfig",
+    "MXFP8TrainingRecipe", "MXLinear", "MXLinearConfig", "MXLinearRecipeName", "MXTensor", "ScaleCalculationMode",
+    "TrainingOpBaseConfig", "_quantize_then_scaled_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm",
+    "_to_mxfp8_then_scaled_grouped_mm", "generate_jagged_offs", "quantize_", "unquantize_",
+]
+
+
+def _to_mxfp8_then_scaled_grouped_mm(
+    A: Union[Tensor, MXTensor],
+    B_t: Tensor,
+    offs: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
+    out_dtype: Optional[torch.dtype] = torch.bfloat16,
+    kernel_preference: KernelPreference = KernelPreference.AUTO,
+    wgrad_with_hp: bool = False,
+    scale_calculation_mode: ScaleCalculationMode = ScaleCalculationMode.RCEIL,
+    pad_token_groups_for_grouped_mm: bool = False,
+    *,
+    prequantized_A: Optional[tuple[Tensor, Tensor]] = None,
+) -> Tensor:
+    """A [M, K] times B_t [G, K, N], group by group; an MXTensor A is multiplied as it is, whatever wgrad does."""
+    if prequantized_A is not None:
+        raise TypeError("_to_mxfp8_then_scaled_grouped_mm: prequantized_A is not taken; give as A "
+                        "MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)")
+    recipe = _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode)
+    return _multiply("_to_mxfp8_then_scaled_grouped_mm", A, B_t, recipe, offs, bias)
+
+
+def _to_fp8_rowwise_then_scaled_grouped_mm(
+    A: Tensor,
+    B_t: Tensor,
+    offs: Tensor,
+    out_dtype: Optional[torch.dtype] = torch.bfloat16,
+    float8_dtype: torch.dtype = torch.float8_e4m3fn,
+    pad_token_groups_for_grouped_mm: bool = True,
+) -> Tensor:
+    return _multiply("_to_fp8_rowwise_then_scaled_grouped_mm", A, B_t, _fp8_recipe(float8_dtype, out_dtype), offs, None)
+
+
+def _quantize_then_scaled_grouped_mm(
+    A: Union[Tensor, MXTensor], B_t: Tensor, config: GroupedMMConfig, offs: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+) -> Tensor:
+    op = "_quantize_then_scaled_grouped_mm"
+    if not isinstance(config, GroupedMMConfig):
+        raise TypeError(f"{op}: config must be an MXFP8GroupedMMConfig or FP8GroupedMMConfig, got {type(config).__name__}")
+    return _multiply(op, A, B_t, config.recipe_text, offs, bias)
+
+
+def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+    if B_t.dim() != 3:
+        raise ValueError(f"{op}: B_t must be [G, K, N], got {tuple(B_t.shape)}")
+    return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=recipe, bias=bias)
+
+
+# Of constants alone, so that torch.compile does not look inside.
+
+
+@torch.compiler.assume_constant_result
+def _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode) -> str:
+    return MXFP8GroupedMMConfig(
+        kernel_preference=kernel_preference, out_dtype=out_dtype, wgrad_with_hp=wgrad_with_hp,
+        scale_calculation_mode=scale_calculation_mode).recipe_text
+
+
+@torch.compiler.assume_constant_result
+def _fp8_recipe(float8_dtype, out_dtype) -> str:
+    return FP8GroupedMMConfig(float8_dtype, out_dtype).recipe_text
+
+
+def generate_jagged_offs(
+    E: int, M: int, multiple_of: int = 32, dtype: torch.dtype = torch.int32, device: Union[str, torch.device, None] = None,
+) -> Tensor:
+    """The ends of E groups of random sizes that together are M rows, each a multiple of `multiple_of`; for tests and timings."""
+    if M % multiple_of != 0:
+        raise ValueError(f"generate_jagged_offs: M must be a multiple of multiple_of, {multiple_of}, got {M}")
+    if E > M // multiple_of:
+        raise ValueError(f"generate_jagged_offs: {M} rows are at most {M // multiple_of} groups of {multiple_of}, got {E}")
+    ends = sorted(random.sample(range(multiple_of, M, multiple_of), E - 1)) + [M]
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
+    return torch.tensor(ends, dtype=dtype, device=device)
+
+
+def _convert_module(module: nn.Module, config, *, parameter_name: Optional[str] = None) -> nn.Module:
+    """What torchao's quantize_ calls for every module that it chose."""
+    for target in targets_of(module, named=[parameter_name] if parameter_name else []):
+        wanted = parameter_name is None or (target.module is module and target.name == parameter_name)
+        if not wanted or target.obstacle:
+            continue
+        if target.is_linear or not isinstance(config, MXLinearConfig):
+            target.convert_(config)
+    return module
+
+
+def _register() -> bool:
+    """Makes torchao's own quantize_ and FqnToConfig take our configs, if torchao is there."""
+    try:
+        from torchao.core.config import AOBaseConfig
+        from torchao.quantization.transform_module import register_quantize_module_handler
+    except ImportError:
+        return False
+    for config in (MXFP8GroupedMMConfig, FP8GroupedMMConfig, MXLinearConfig):
+        AOBaseConfig.register(config)
+        register_quantize_module_handler(config)(_convert_module)
+    return True
+
+
+HAS_TORCHAO = _register()
