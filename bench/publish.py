@@ -12,7 +12,8 @@ import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "bench" / "results" / "intel-xeon-processor-2-threads"
+RESULTS = ROOT / "bench" / "results"
+CPU, GPU = "intel-xeon-processor-2-threads", "nvidia-h200"
 PICTURE = ROOT / "docs" / "pictures" / "ops-cpu.png"
 END = "<!-- /numbers -->"
 
@@ -45,8 +46,10 @@ def ops_table(report: dict) -> str:
 
 
 def grouped_mm_table(report: dict) -> str:
+    on_gpu = report["machine"]["name"].startswith("NVIDIA")
+    onednn = "" if on_gpu else f", oneDNN up to {report['machine']['onednn_max_isa']}"
     lines = [
-        f"{about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}. Median of {report['repetitions']}, {source(report)}",
+        f"{about(report)}{onednn}. Median of {report['repetitions']}, {source(report)}",
         "",
         "| | M x N x K, groups | forward ms | backward ms | both ms | of bf16 |",
         "|---|---|--:|--:|--:|--:|",
@@ -76,9 +79,10 @@ def sqnr_table(report: dict) -> str:
 
 # (page, name in its marker, file of the results, table of them)
 TABLES = [
-    ("README.md", "cpu", "ops.json", ops_table),
-    ("README.md", "grouped_mm", "grouped_mm.json", grouped_mm_table),
-    ("docs/RECIPES.md", "sqnr", "sqnr.json", sqnr_table),
+    ("README.md", "cpu", f"{CPU}/ops.json", ops_table),
+    ("README.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
+    ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", grouped_mm_table),
+    ("docs/RECIPES.md", "sqnr", f"{CPU}/sqnr.json", sqnr_table),
 ]
 
 
@@ -134,7 +138,7 @@ def main() -> int:
         return 1 if stale else 0
     for path, text in stale:
         path.write_text(text)
-    draw(json.loads((RESULTS / "ops.json").read_text()))
+    draw(json.loads((RESULTS / CPU / "ops.json").read_text()))
     return 0
 
 

@@ -118,6 +118,13 @@ TEST(Check, RefusesABlockNobodyHas) {
   EXPECT_REFUSED(call.run(), "there is no block 1x64");
 }
 
+TEST(Check, RefusesANegativeSize) {
+  Call call;
+  call.args.x.shape = {-8, 64};
+  EXPECT_REFUSED(call.run(), "quantize: sizes must not be negative, got [-8, 64]");
+  EXPECT_TRUE(call.untouched());
+}
+
 TEST(Check, RefusesAResultOfTheWrongShape) {
   Call call;
   call.args.colwise->qdata.shape = {64, 32};

@@ -35,6 +35,8 @@ void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t li
 Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend) {
   MOXIE_CHECK(x.dims == 2 || x.dims == 3, op,
               ": x must be tokens [rows, cols] or weights [groups, rows, cols], got ", x);
+  for (int i = 0; i < x.dims; ++i)
+    MOXIE_CHECK(x[i] >= 0, op, ": sizes must not be negative, got ", x);
   if (x.dims == 3) {
     MOXIE_CHECK(!offs, op, ": weights ", x, " take no offs; their groups all have ", x[1], " rows");
     return {.rows = x[1], .cols = x[2], .count = x[0], .offs = nullptr, .weights = true};

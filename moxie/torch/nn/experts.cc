@@ -7,6 +7,8 @@
 #include <cmath>
 
 #include "moxie/torch/ops.h"
+#include "moxie/torch/recipe.h"
+#include "moxie/torch/view.h"
 
 namespace moxie::nn {
 
@@ -19,9 +21,18 @@ GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options) : options_
     const double bound = 1 / std::sqrt(static_cast<double>(weight.size(-1)));
     torch::nn::init::uniform_(weight, -bound, bound);
   }
-  if (!options.weight_cache) return;
-  cache13_.emplace(w13, options.recipe);
-  cache2_.emplace(w2, options.recipe);
+  set_recipe(options.recipe);
+}
+
+void GroupedExpertsImpl::set_recipe(const std::string& recipe) {
+  const ops::Recipe parsed =
+      ops::with_op("GroupedExperts", [&] { return ops::parse_recipe(recipe, "GroupedExperts"); });
+  options_.recipe = recipe;
+  cache13_.reset();
+  cache2_.reset();
+  if (!options_.weight_cache || !parsed.quantizes()) return;
+  cache13_.emplace(w13, recipe);
+  cache2_.emplace(w2, recipe);
 }
 
 at::Tensor GroupedExpertsImpl::forward(const at::Tensor& rows,

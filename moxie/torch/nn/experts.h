@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 
+#include "moxie/torch/nn/quantizable.h"
 #include "moxie/torch/weight_cache.h"
 
 namespace moxie::nn {
@@ -29,13 +30,15 @@ struct ExpertWeights {
   bool transposed = false;                       // matrices are [in, out]
 };
 
-class GroupedExpertsImpl : public torch::nn::Module {
+class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
  public:
   explicit GroupedExpertsImpl(const ExpertsOptions& options);
 
   // rows [R, D] in groups -> [R, D]; without offs there is one expert
   at::Tensor forward(const at::Tensor& rows, const std::optional<at::Tensor>& offs = std::nullopt);
   void refresh();
+  const std::string& recipe() const override { return options_.recipe; }
+  void set_recipe(const std::string& recipe) override;
   void load_weights(const ExpertWeights& weights);
 
   const ExpertsOptions& options() const { return options_; }

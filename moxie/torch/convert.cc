@@ -1,0 +1,97 @@
+#include "moxie/torch/convert.h"
+
+#include <regex.h>  // POSIX: <regex> and its locales crash where two C++ libraries are loaded
+#include <torch/nn/modules/linear.h>
+
+#include <memory>
+
+#include "moxie/torch/nn/quantizable.h"
+#include "moxie/torch/recipe.h"
+#include "moxie/torch/view.h"
+
+namespace moxie {
+namespace {
+
+constexpr const char* kOp = "quantize";
+constexpr std::string_view kPattern = "re:";
+
+class Pattern {
+ public:
+  explicit Pattern(const std::string& key) : key_(key) {
+    is_regex_ = key.starts_with(kPattern);
+    if (!is_regex_) return;
+    const std::string whole = "^(" + key.substr(kPattern.size()) + ")$";
+    compiled_ = std::shared_ptr<regex_t>(new regex_t{}, [](regex_t* regex) {
+      regfree(regex);
+      delete regex;
+    });
+    const int status = regcomp(compiled_.get(), whole.c_str(), REG_EXTENDED | REG_NOSUB);
+    if (status == 0) return;
+    char message[256];
+    regerror(status, compiled_.get(), message, sizeof(message));
+    TORCH_CHECK_VALUE(false, kOp, ": '", key, "' is no regular expression: ", message);
+  }
+
+  bool is_regex() const { return is_regex_; }
+  bool matches(const std::string& name) const {
+    if (!is_regex_) return name == key_;
+    return regexec(compiled_.get(), name.c_str(), 0, nullptr, 0) == 0;
+  }
+
+ private:
+  std::string key_;
+  bool is_regex_;
+  std::shared_ptr<regex_t> compiled_;
+};
+
+struct Rule {
+  Pattern pattern;
+  const std::pair<std::string, std::optional<std::string>>& entry;
+  bool matched = false;
+};
+
+// The rule for a name: an exact one first, then the first pattern. All that match count as used.
+Rule* find_rule(std::vector<Rule>& rules, const std::string& name) {
+  Rule* found = nullptr;
+  for (Rule& rule : rules) {
+    if (!rule.pattern.matches(name)) continue;
+    rule.matched = true;
+    if (!found || (found->pattern.is_regex() && !rule.pattern.is_regex())) found = &rule;
+  }
+  return found;
+}
+
+}  // namespace
+
+std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes) {
+  std::vector<Rule> rules;
+  for (const auto& entry : recipes) {
+    if (entry.second) ops::with_op(kOp, [&] { ops::parse_recipe(*entry.second, kOp); });
+    rules.push_back({Pattern(entry.first), entry});
+  }
+  std::vector<std::pair<nn::Quantizable*, Converted>> plan;
+  for (const auto& item : model.named_modules("", /*include_self=*/false)) {
+    auto* const module = dynamic_cast<nn::Quantizable*>(item.value().get());
+    const bool is_stock = item.value()->as<torch::nn::Linear>() != nullptr;
+    if (!module && !is_stock) continue;
+    const Rule* const rule = find_rule(rules, item.key());
+    if (!rule || !rule->entry.second) continue;
+    TORCH_CHECK_VALUE(
+        module, kOp, ": '", item.key(),
+        "' is a torch::nn::Linear, which its owner holds as that type, so it cannot be "
+        "replaced; declare it as moxie::nn::MxLinear, whose parameters have the same "
+        "names, or leave it alone with nullopt");
+    plan.push_back({module, {item.key(), *rule->entry.second}});
+  }
+  for (const Rule& rule : rules)
+    TORCH_CHECK_VALUE(rule.matched, kOp, ": no module that can take a recipe is called '",
+                      rule.entry.first, "'");
+  std::vector<Converted> report;
+  for (auto& [module, converted] : plan) {
+    module->set_recipe(converted.recipe);
+    report.push_back(converted);
+  }
+  return report;
+}
+
+}  // namespace moxie

@@ -1,0 +1,37 @@
+// MxLinear: y = x w^T + bias with any leading dims, its three products quantized as a recipe says.
+// The names of its parameters are those of torch::nn::Linear.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include "moxie/torch/nn/quantizable.h"
+
+namespace moxie::nn {
+
+struct MxLinearOptions {
+  int64_t in_features = 0;
+  int64_t out_features = 0;
+  bool bias = true;
+  std::string recipe = "mxfp8_rceil_128";
+  at::TensorOptions tensor = {};
+};
+
+class MxLinearImpl : public torch::nn::Module, public Quantizable {
+ public:
+  explicit MxLinearImpl(const MxLinearOptions& options);
+
+  at::Tensor forward(const at::Tensor& x);  // [.., in] -> [.., out]
+  const std::string& recipe() const override { return options_.recipe; }
+  void set_recipe(const std::string& recipe) override;
+
+  const MxLinearOptions& options() const { return options_; }
+  at::Tensor weight;  // [out, in]
+  at::Tensor bias;    // [out]
+
+ private:
+  MxLinearOptions options_;
+};
+TORCH_MODULE(MxLinear);
+
+}  // namespace moxie::nn
