@@ -41,6 +41,7 @@ from moxie.gemm import (
 )
 from moxie.moe import permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.recipe import Recipe, recipe_names
+from moxie.stats import quantization_stats, sqnr
 from moxie.config import (
     FP8GroupedMMConfig,
     FP8GroupedMMRecipe,
@@ -85,6 +86,7 @@ __all__ = [
     "pad_groups",
     "padded_offs",
     "permute",
+    "quantization_stats",
     "quantize_",
     "quantize_both",
     "quantize_colwise",
@@ -98,6 +100,7 @@ __all__ = [
     "replicate_scale",
     "requantize",
     "route",
+    "sqnr",
     "sum_groups",
     "swiglu",
     "swiglu_backward",

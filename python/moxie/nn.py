@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from moxie import gemm, moe
 from moxie.recipe import AnyRecipe
+from moxie.stats import STATS, quantization_stats
 
 
 @dataclasses.dataclass
@@ -116,7 +117,7 @@ class Router(nn.Module):
 class GroupedExperts(nn.Module):
     """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
 
-    `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
+    `collect_stats` counts what quantization loses, in `stats`. `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
 
     >>> experts = moxie.nn.GroupedExperts(64, 96, num_experts=2)
     >>> experts(torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)).shape
@@ -131,10 +132,15 @@ class GroupedExperts(nn.Module):
         *,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
+        collect_stats: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
+        # How well the recipe represents rows, w13 and w2, added up since reset_stats_(); moxie.sqnr(stats[i]) reads one.
+        self.collect_stats = collect_stats
+        if collect_stats:
+            self.register_buffer("stats", torch.zeros(3, len(STATS), device=device, dtype=torch.float64), persistent=False)
         self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
         self.reset_parameters()
@@ -150,7 +156,14 @@ class GroupedExperts(nn.Module):
             bound = 1 / math.sqrt(weight.shape[-1])
             nn.init.uniform_(weight, -bound, bound)
 
+    @torch.no_grad()
+    def reset_stats_(self) -> None:
+        self.stats.zero_()
+
     def forward(self, rows: Tensor, offs: Tensor) -> Tensor:
+        if self.collect_stats:
+            with torch.no_grad():
+                self.stats += torch.stack([quantization_stats(t, recipe=self.recipe) for t in (rows, self.w13, self.w2)])
         return gemm.expert_mlp(
             rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
 
@@ -232,6 +245,7 @@ class MoE(nn.Module):
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         shared_hidden_dim: Optional[int] = None,
         weight_cache: bool = False,
+        collect_stats: bool = False,
         device=None,
         dtype=None,
         **router,
@@ -239,7 +253,8 @@ class MoE(nn.Module):
         super().__init__()
         self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
         self.experts = GroupedExperts(
-            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
+            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
+            dtype=dtype)
         self.shared = None
         if shared_hidden_dim is not None:
             self.shared = SharedExperts(dim, shared_hidden_dim, recipe=recipe, device=device, dtype=dtype)

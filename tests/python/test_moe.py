@@ -204,3 +204,25 @@ def test_weights_load_from_the_common_layouts():
 def test_a_bad_call_says_the_op_the_rule_and_the_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("recipe", ("bf16", "fp8_rowwise", "mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_128"))
+def test_statistics_count_what_a_recipe_loses(device, recipe):
+    x = torch.randn(40, 256, device=device)
+    x[3, 5] = 2.0**-60  # far below its block
+    signal, noise, flushed, clipped, count = moxie.quantization_stats(x, recipe=recipe).tolist()
+    assert count == x.numel() and abs(signal - x.double().square().sum().item()) < 1e-6 * signal
+    assert 0 < noise < signal * 10**-2.5
+    assert flushed == (0 if recipe == "bf16" else 1)
+    assert (clipped > 0) == (recipe == "mxfp8_floor")
+
+
+def test_the_layer_adds_up_statistics_until_they_are_reset(device):
+    layer = moxie.nn.MoE(64, 96, 4, 2, device=device, collect_stats=True)
+    layer(torch.randn(30, 64, device=device))
+    once = layer.experts.stats.clone()
+    layer(torch.randn(30, 64, device=device))
+    assert torch.equal(layer.experts.stats[1:], 2 * once[1:]) and layer.experts.stats[0, -1] == 2 * 60 * 64
+    assert all(25 < moxie.sqnr(stats) < 40 for stats in layer.experts.stats)
+    layer.experts.reset_stats_()
+    assert layer.experts.stats.abs().sum() == 0 and "stats" not in "".join(layer.state_dict())
