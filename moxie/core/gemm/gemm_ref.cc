@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "moxie/core/base/parallel.h"
+#include "moxie/core/format/values.h"
 #include "moxie/core/gemm/backends.h"
 
 namespace moxie::ref {
@@ -20,17 +21,9 @@ double at(const GemmOperand& operand, int64_t g, int64_t outer, int64_t k) {
   return std::ldexp(static_cast<double>(value), scale.code - 127);
 }
 
-double at(const ConstFloatView& x, int64_t i) {
-  return x.format == Format::kF32 ? static_cast<const float*>(x.data)[i]
-                                  : to_float(static_cast<const bf16*>(x.data)[i]);
-}
-
+// Rounded to f32 once, then to the format of the result.
 void put(const FloatView& out, int64_t i, double value) {
-  const auto rounded = static_cast<float>(value);
-  if (out.format == Format::kF32)
-    static_cast<float*>(out.data)[i] = rounded;
-  else
-    static_cast<bf16*>(out.data)[i] = to_bf16(rounded);
+  put_value(out, i, static_cast<float>(value));
 }
 
 }  // namespace
@@ -45,7 +38,7 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels) {
       for (int64_t n = 0; n < n_end; ++n) {
         double sum = 0;
         for (int64_t k = 0; k < k_end; ++k) sum += at(args.a, 0, row, k) * at(args.b, g, n, k);
-        if (args.bias) sum += at(*args.bias, args.bias->shape.dims == 2 ? g * n_end + n : n);
+        if (args.bias) sum += value_at(*args.bias, args.bias->shape.dims == 2 ? g * n_end + n : n);
         put(args.out, row * n_end + n, sum);
       }
   }

@@ -1,20 +1,13 @@
 #include "moxie/core/base/parallel.h"
+#include "moxie/core/format/values.h"
 #include "moxie/core/gemm/backends.h"
 
 namespace moxie::ref {
 namespace {
 
-double at(const ConstFloatView& x, int64_t i) {
-  return x.format == Format::kF32 ? static_cast<const float*>(x.data)[i]
-                                  : to_float(static_cast<const bf16*>(x.data)[i]);
-}
-
+// Rounded to f32 once, then to the format of the result.
 void put(const FloatView& out, int64_t i, double value) {
-  const auto rounded = static_cast<float>(value);
-  if (out.format == Format::kF32)
-    static_cast<float*>(out.data)[i] = rounded;
-  else
-    static_cast<bf16*>(out.data)[i] = to_bf16(rounded);
+  put_value(out, i, static_cast<float>(value));
 }
 
 void wgrad(const ProductArgs& args, int64_t g, int64_t begin, int64_t end) {
@@ -24,7 +17,7 @@ void wgrad(const ProductArgs& args, int64_t g, int64_t begin, int64_t end) {
       const int64_t i = (g * n_end + n) * k_end + k;
       double sum = 0;
       for (int64_t r = begin; r < end; ++r)
-        sum += at(args.a, r * n_end + n) * at(args.b, r * k_end + k);
+        sum += double{value_at(args.a, r * n_end + n)} * value_at(args.b, r * k_end + k);
       if (args.sum == Sum::kAdd) sum += static_cast<const float*>(args.out.data)[i];
       put(args.out, i, sum);
     }
@@ -37,9 +30,10 @@ void rows(const ProductArgs& args, int64_t g, int64_t begin, int64_t end) {
     for (int64_t c = 0; c < cols; ++c) {
       double sum = 0;
       for (int64_t i = 0; i < contract; ++i)
-        sum += at(args.a, r * contract + i) *
-               at(args.b, forward ? (g * cols + c) * contract + i : (g * contract + i) * cols + c);
-      if (args.bias) sum += at(*args.bias, args.bias->shape.dims == 2 ? g * cols + c : c);
+        sum += double{value_at(args.a, r * contract + i)} *
+               value_at(args.b,
+                        forward ? (g * cols + c) * contract + i : (g * contract + i) * cols + c);
+      if (args.bias) sum += value_at(*args.bias, args.bias->shape.dims == 2 ? g * cols + c : c);
       put(args.out, r * cols + c, sum);
     }
 }
@@ -70,7 +64,9 @@ void finish_rows(const FinishRowsArgs& args, const Panels& panels) {
     if (!args.bias) continue;
     for (int64_t i = panel.begin * cols; i < (panel.begin + panel.rows) * cols; ++i) {
       const int64_t c = i % cols;
-      put(args.out, i, at(out, i) + at(*args.bias, args.bias->shape.dims == 2 ? g * cols + c : c));
+      put(args.out, i,
+          double{value_at(out, i)} +
+              value_at(*args.bias, args.bias->shape.dims == 2 ? g * cols + c : c));
     }
   }
   for (int64_t i = (panel.begin + panel.rows) * cols; i < panels.rows * cols; ++i)

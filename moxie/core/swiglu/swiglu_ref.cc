@@ -2,22 +2,11 @@
 #include <cmath>
 
 #include "moxie/core/base/parallel.h"
+#include "moxie/core/format/values.h"
 #include "moxie/core/swiglu/backends.h"
 
 namespace moxie::ref {
 namespace {
-
-float at(const ConstFloatView& x, int64_t i) {
-  return x.format == Format::kF32 ? static_cast<const float*>(x.data)[i]
-                                  : to_float(static_cast<const bf16*>(x.data)[i]);
-}
-
-void put(const FloatView& out, int64_t i, float value) {
-  if (out.format == Format::kF32)
-    static_cast<float*>(out.data)[i] = value;
-  else
-    static_cast<bf16*>(out.data)[i] = to_bf16(value);
-}
 
 float sigmoid(float z) { return 1.f / (1.f + std::exp(-z)); }
 
@@ -28,8 +17,9 @@ void swiglu(const SwigluArgs& args) {
   const int64_t width = args.a.dim(1);
   for (int64_t r = 0; r < args.a.dim(0); ++r)
     for (int64_t f = 0; f < width; ++f) {
-      const float gate = at(args.h, r * 2 * width + f), up = at(args.h, (r * 2 + 1) * width + f);
-      put(args.a, r * width + f, gate * sigmoid(gate) * up);
+      const float gate = value_at(args.h, r * 2 * width + f),
+                  up = value_at(args.h, (r * 2 + 1) * width + f);
+      put_value(args.a, r * width + f, gate * sigmoid(gate) * up);
     }
 }
 
@@ -39,11 +29,11 @@ void swiglu_backward(const SwigluBackwardArgs& args) {
   for (int64_t r = 0; r < args.da.dim(0); ++r)
     for (int64_t f = 0; f < width; ++f) {
       const int64_t gate_at = r * 2 * width + f, up_at = gate_at + width;
-      const float gate = at(args.h, gate_at), up = at(args.h, up_at);
-      const float da = at(args.da, r * width + f);
+      const float gate = value_at(args.h, gate_at), up = value_at(args.h, up_at);
+      const float da = value_at(args.da, r * width + f);
       const float s = sigmoid(gate), silu = gate * s;
-      put(args.dh, gate_at, da * up * (s + silu * (1.f - s)));  // d silu = s + z s (1 - s)
-      put(args.dh, up_at, da * silu);
+      put_value(args.dh, gate_at, da * up * (s + silu * (1.f - s)));  // d silu = s + z s (1 - s)
+      put_value(args.dh, up_at, da * silu);
     }
 }
 

@@ -1,0 +1,21 @@
+// Elements of a FloatView one by one, for code that is not in a hurry: the reference backends.
+#pragma once
+
+#include "moxie/core/base/view.h"
+#include "moxie/core/format/bf16.h"
+
+namespace moxie {
+
+inline float value_at(const ConstFloatView& x, int64_t i) {
+  return x.format == Format::kF32 ? static_cast<const float*>(x.data)[i]
+                                  : to_float(static_cast<const bf16*>(x.data)[i]);
+}
+
+inline void put_value(const FloatView& out, int64_t i, float value) {
+  if (out.format == Format::kF32)
+    static_cast<float*>(out.data)[i] = value;
+  else
+    static_cast<bf16*>(out.data)[i] = to_bf16(value);
+}
+
+}  // namespace moxie
