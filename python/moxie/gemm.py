@@ -188,7 +188,7 @@ class WeightCache(torch.nn.Module):
     >>> w = torch.nn.Parameter(torch.randn(2, 64, 128))
     >>> cache = moxie.WeightCache(w)
     >>> optimizer = torch.optim.AdamW([w])
-    >>> cache.refresh_after(optimizer)
+    >>> handle = cache.refresh_after(optimizer)
     >>> x, offs = torch.randn(7, 128), torch.tensor([3, 7], dtype=torch.int32)
     >>> moxie.grouped_mm(x, w, offs, quantized_w=cache).sum().backward()
     >>> optimizer.step()  # and the cache holds the new weights
@@ -225,19 +225,19 @@ class WeightCache(torch.nn.Module):
     @torch.no_grad()
     def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
         """Quantizes w again; give it where the parameter has been replaced by another tensor."""
-        if w is not None:
-            self._weights[0] = w
-        quantize_weights(self._weights[0].detach(), recipe=self.recipe, out=self.tensors)
+        w = self._weights[0] if w is None else w
+        quantize_weights(w.detach(), recipe=self.recipe, out=self.tensors)
+        self._weights[0] = w
         return self
 
-    def refresh_after(self, optimizer: torch.optim.Optimizer) -> None:
-        """Calls refresh_() after every step of the optimizer."""
-        optimizer.register_step_post_hook(lambda *_: self.refresh_())
+    def refresh_after(self, optimizer: torch.optim.Optimizer):
+        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
 
 def _tensors(op: str, quantized_w: Optional[QuantizedWeights], recipe: AnyRecipe) -> Optional[Sequence[Tensor]]:
     if not isinstance(quantized_w, WeightCache):
         return quantized_w
-    if quantized_w.recipe != str(recipe):
+    if quantized_w.recipe != str(recipe) and _ops._recipe(quantized_w.recipe) != _ops._recipe(str(recipe)):
         raise ValueError(f"{op}: the weight cache was made for the recipe {quantized_w.recipe}, got {recipe}")
     return quantized_w.tensors

@@ -67,12 +67,17 @@ class Router(nn.Module):
         self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
         if balance == "bias":
             self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
-        # Rows that each expert got since reset_load_(); read it when you like, nothing here does.
+        # Rows that each expert got in training since reset_load_(); read it when you like, nothing here does.
         self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
+        # In f32 whatever autocast says: they are few flops, and ranks depend on them.
+        with torch.autocast(x.device.type, enabled=False):
+            return self._route(x)
+
+    def _route(self, x: Tensor) -> Routing:
         wide = torch.promote_types(x.dtype, torch.float32)
-        logits = nn.functional.linear(x.to(wide), self.gate.weight.to(wide))  # few flops, and ranks depend on them
+        logits = nn.functional.linear(x.to(wide), self.gate.weight.to(wide))
         scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
         chosen_by = scores.detach()
         if self.balance == "bias":
@@ -84,9 +89,17 @@ class Router(nn.Module):
         weights = weights * self.scale
         counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(
             0, ids.flatten().long(), torch.ones(ids.numel(), device=x.device, dtype=torch.int64))
-        with torch.no_grad():
-            self.load += counts
+        if self.training:
+            with torch.no_grad():
+                self.load += counts
         return Routing(ids, weights, self._loss(logits, scores, counts))
+
+    def _apply(self, fn, recurse: bool = True):
+        bias = self._buffers.get("bias")
+        super()._apply(fn, recurse)
+        if bias is not None and self.bias.dtype != torch.float32:
+            self.bias = bias.to(self.bias.device)  # its steps are smaller than bf16's
+        return self
 
     def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor) -> Tensor:
         loss = logits.new_zeros(())
@@ -168,12 +181,14 @@ class GroupedExperts(nn.Module):
             rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
 
     def refresh_(self) -> None:
-        for cache in (self.cache13, self.cache2):
+        # By name: the parameters may be other objects by now.
+        for cache, weight in ((self.cache13, self.w13), (self.cache2, self.w2)):
             if cache is not None:
-                cache.refresh_()
+                cache.refresh_(weight)
 
-    def refresh_after(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.register_step_post_hook(lambda *_: self.refresh_())
+    def refresh_after(self, optimizer: torch.optim.Optimizer):
+        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
     @torch.no_grad()
     def load_weights_(
@@ -200,11 +215,13 @@ class GroupedExperts(nn.Module):
             if given is None:
                 continue
             own = getattr(self, name)
-            if given.shape != own.shape:
+            if given.shape != own.shape:  # before anything is copied
                 raise ValueError(
                     f"GroupedExperts.load_weights_: {name} must be {list(own.shape)}, got {list(given.shape)}"
                     + (" (is it transposed?)" if given.mT.shape == own.shape else ""))
-            own.copy_(given)
+        for name, given in (("w13", w13), ("w2", w2)):
+            if given is not None:
+                getattr(self, name).copy_(given)
         self.refresh_()
 
 
@@ -215,9 +232,19 @@ class SharedExperts(nn.Module):
     torch.Size([5, 64])
     """
 
-    def __init__(self, dim: int, hidden_dim: int, *, recipe: AnyRecipe = gemm.DEFAULT_RECIPE, device=None, dtype=None):
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        *,
+        recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
+        weight_cache: bool = False,
+        device=None,
+        dtype=None,
+    ):
         super().__init__()
-        self.experts = GroupedExperts(dim, hidden_dim, 1, recipe=recipe, device=device, dtype=dtype)
+        self.experts = GroupedExperts(
+            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x, None)
@@ -257,8 +284,22 @@ class MoE(nn.Module):
             dtype=dtype)
         self.shared = None
         if shared_hidden_dim is not None:
-            self.shared = SharedExperts(dim, shared_hidden_dim, recipe=recipe, device=device, dtype=dtype)
+            self.shared = SharedExperts(
+                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
         self.loss = torch.zeros(())
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "loss": self.loss.detach()}  # a copy has no part in the graph of the last forward
+
+    def refresh_(self) -> None:
+        """Quantizes the cached weights again."""
+        for part in (self.experts, self.shared and self.shared.experts):
+            if part is not None:
+                part.refresh_()
+
+    def refresh_after(self, optimizer: torch.optim.Optimizer):
+        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])

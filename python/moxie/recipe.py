@@ -60,7 +60,9 @@ class Recipe:
         fields = dict(field.split("=") for field in rest.split(","))
         if "wgrad_with_hp" in fields:
             fields["wgrad_with_hp"] = fields["wgrad_with_hp"] == "true"
-        scaling = {prefix: scaling for scaling, prefix in _PREFIX.items()}[prefix]
+        scaling = {prefix: scaling for scaling, prefix in _PREFIX.items()}.get(prefix)
+        if scaling is None:
+            raise ValueError(f"Recipe.from_name: there is no recipe {text!r}; there are {', '.join(_ops._recipe_names())}")
         return cls(scaling=scaling, **fields)
 
     def __str__(self) -> str:

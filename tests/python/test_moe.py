@@ -226,3 +226,72 @@ def test_the_layer_adds_up_statistics_until_they_are_reset(device):
     assert all(25 < moxie.sqnr(stats) < 40 for stats in layer.experts.stats)
     layer.experts.reset_stats_()
     assert layer.experts.stats.abs().sum() == 0 and "stats" not in "".join(layer.state_dict())
+
+
+def test_checkpointing_gives_the_same_bytes(device):
+    from torch.utils.checkpoint import checkpoint
+
+    layer = moxie.nn.MoE(64, 96, 4, 2, device=device, dtype=torch.bfloat16)
+    x = torch.randn(30, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+    leaves = [x, *layer.parameters()]
+    expected = torch.autograd.grad(layer(x).square().sum(), leaves)
+    again = checkpoint(layer, x, use_reentrant=False)
+    for a, e in zip(torch.autograd.grad(again.square().sum(), leaves), expected):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("score", ("softmax", "sigmoid"))
+def test_the_router_computes_in_f32_under_autocast(device, score):
+    layer = moxie.nn.MoE(64, 96, 16, 2, score=score, device=device)
+    x = torch.randn(200, 64, device=device)
+    expected = layer.router(x)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        routing = layer.router(x)
+        y = layer(x)
+    assert torch.equal(routing.ids, expected.ids) and torch.equal(routing.weights, expected.weights)
+    y.float().sum().backward()
+
+
+def test_a_replaced_parameter_is_the_one_that_is_refreshed():
+    layer, other = (moxie.nn.MoE(64, 96, 4, 2, weight_cache=True, shared_hidden_dim=32) for _ in range(2))
+    layer.load_state_dict(other.state_dict(), assign=True)
+    layer.refresh_()
+    x = torch.randn(20, 64)
+    assert torch.equal(layer(x), other(x))
+
+
+def test_no_tokens_have_gradients_of_zero(device):
+    layer = moxie.nn.MoE(64, 96, 4, 2, device=device)
+    x = torch.randn(0, 64, device=device, requires_grad=True)
+    layer(x).sum().backward()
+    assert x.grad.shape == (0, 64) and layer.experts.w13.grad.abs().sum() == 0
+    rows = torch.randn(0, 8, device=device, requires_grad=True)
+    empty = torch.zeros(0, dtype=torch.int32, device=device)
+    moxie.unpermute(rows, empty, empty, 0).sum().backward()
+    assert rows.grad.shape == (0, 8)
+
+
+def test_a_layer_can_be_copied_after_a_forward_pass():
+    import copy
+
+    layer = moxie.nn.MoE(64, 96, 4, 2, balance="loss")
+    x = torch.randn(20, 64)
+    y = layer(x)
+    assert layer.loss.requires_grad
+    assert torch.equal(copy.deepcopy(layer)(x), y)
+
+
+def test_load_counts_training_alone_and_the_bias_stays_f32():
+    router = moxie.nn.Router(8, 4, 2, balance="bias")
+    router.eval()(torch.randn(5, 8))
+    assert router.load.sum() == 0
+    router.train()(torch.randn(5, 8))
+    assert router.load.sum() == 10
+    router.bias.fill_(0.3)
+    assert router.bfloat16().bias.dtype == torch.float32 and router.bias[0] == torch.tensor(0.3)
+
+
+def test_weights_of_permute_that_want_a_gradient_are_refused():
+    index = torch.arange(2, dtype=torch.int32)
+    with pytest.raises(ValueError, match="permute: weights get no gradient here"):
+        moxie.permute(torch.randn(2, 3), index, index, 1, weights=torch.ones(2, 1, requires_grad=True))

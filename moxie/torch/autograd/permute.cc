@@ -30,8 +30,9 @@ struct Permute : torch::autograd::Function<Permute> {
     variable_list out(5);
     if (!grads[0].defined()) return out;
     check_first_derivative("permute");
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // First: under checkpointing this runs forward again, with autograd.
     const auto saved = ctx->get_saved_variables();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     out[0] = ops::unpermute(grads[0], saved[0], saved[1], ctx->saved_data["num_tokens"].toSymInt(),
                             weights);
@@ -56,8 +57,9 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
     variable_list out(5);
     if (!grads[0].defined()) return out;
     check_first_derivative("unpermute");
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    // First: under checkpointing this runs forward again, with autograd.
     const auto saved = ctx->get_saved_variables();
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     const Tensor dx = grads[0].to(ctx->saved_data["dtype"].toScalarType());
     const c10::SymInt tokens = dx.sym_size(0);
@@ -65,7 +67,12 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
     const int64_t top_k = weights ? weights->sym_size(1).guard_int(__FILE__, __LINE__)
                                   : (ctx->saved_data["num_rows"].toSymInt() / tokens.max(1))
                                         .guard_int(__FILE__, __LINE__);
-    if (ctx->needs_input_grad(0)) out[0] = ops::permute(dx, saved[0], saved[1], top_k, weights);
+    if (ctx->needs_input_grad(0)) {
+      if (top_k == 0)  // no tokens, so no rows
+        out[0] = dx.new_zeros_symint({ctx->saved_data["num_rows"].toSymInt(), dx.sym_size(1)});
+      else
+        out[0] = ops::permute(dx, saved[0], saved[1], top_k, weights);
+    }
     if (weights && saved[3].defined() && ctx->needs_input_grad(3))
       out[4] = ops::unpermute_weights(dx, saved[3], saved[1], top_k);
     return out;
@@ -74,6 +81,9 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 Tensor permute_autograd(const Tensor& x, const Tensor& slot_of, const Tensor& row_of, int64_t top_k,
                         const OptionalTensor& weights) {
+  TORCH_CHECK_VALUE(!weights || !weights->requires_grad(),
+                    "permute: weights get no gradient here and must not require one; weigh in "
+                    "unpermute instead");
   return Permute::apply(x, slot_of, row_of, top_k, weights);
 }
 

@@ -12,8 +12,7 @@ constexpr int kNotForced = -1;
 std::atomic<int> forced_path = kNotForced;
 
 bool scales_by_128(const Recipe& recipe) {
-  return recipe.activations.cols == 128 && k_of(recipe.weights, Form::kRowwise) == 128 &&
-         k_of(recipe.weights_t(), Form::kColwise) == 128;
+  return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
 }
 
 }  // namespace
@@ -34,10 +33,14 @@ Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t 
                                  std::to_string(n) + " and k = " + std::to_string(k)};
   }
   if (capability == 90) {
-    if (scales_by_128(recipe)) return {Path::kSm90, ""};
-    return {Path::kEmulated,
-            "Hopper's FP8 tensor cores can afford a scale per 128 of the contraction, not per 32; "
-            "mxfp8_rceil_128 is the recipe for it"};
+    if (!scales_by_128(recipe))
+      return {
+          Path::kEmulated,
+          "Hopper's FP8 tensor cores can afford a scale per 128 of the contraction, not per 32; "
+          "mxfp8_rceil_128 is the recipe for it"};
+    if (n % 16 == 0 && k % 16 == 0) return {Path::kSm90, ""};
+    return {Path::kEmulated, "the FP8 kernel takes multiples of 16, got n = " + std::to_string(n) +
+                                 " and k = " + std::to_string(k)};
   }
   return {Path::kEmulated, "no FP8 kernel for compute capability " +
                                std::to_string(capability / 10) + "." +

@@ -36,6 +36,7 @@ RouterImpl::RouterImpl(const RouterOptions& options) : options_(options) {
 }
 
 Routing RouterImpl::forward(const at::Tensor& x) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   // Few flops, and ranks depend on them.
   const at::Tensor logits = at::linear(x.to(wide), weight.to(wide));
@@ -51,7 +52,7 @@ Routing RouterImpl::forward(const at::Tensor& x) {
   const at::Tensor flat = ids.flatten().to(at::kLong);
   const at::Tensor counts =
       at::zeros({options_.num_experts}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
-  {
+  if (is_training()) {
     const at::NoGradGuard no_grad;
     load.add_(counts);
   }
