@@ -109,10 +109,9 @@ def test_gradients_of_pad_and_unpad_compile(device):
     assert counter.frame_count == 1
 
 
-def test_the_number_of_rows_may_depend_on_data(device, monkeypatch):
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_the_number_of_rows_may_depend_on_data(device):
     """As it does after an exchange of tokens between ranks: nothing is known of it while tracing."""
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
     def chosen(x, mask, offs):
         y = x[mask]
         qdata, scale, qdata_t, scale_t = moxie.quantize_both(y, offs=offs)

@@ -102,9 +102,8 @@ def test_inference_compiles(device):
         assert_same_bytes(function(problem.x, problem.w, problem.offs), between(problem.x, problem.w, problem.offs))
 
 
-def test_the_number_of_rows_may_depend_on_data(device, monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_dynamic_output_shape_ops", True)
-
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
+def test_the_number_of_rows_may_depend_on_data(device):
     def chosen(x, mask, w, offs):
         return moxie.grouped_mm(x[mask], w, offs)
 
