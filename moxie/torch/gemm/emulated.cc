@@ -14,47 +14,17 @@ namespace {
 // ---- the whole operand, in its natural order
 // -----------------------------------------------------
 
-enum class Kind : uint8_t { kRowwiseTokens, kColwiseTokens, kRowwiseWeights, kColwiseWeights };
-
-Kind kind_of_a(Pass pass) {
-  return pass == Pass::kWgrad ? Kind::kColwiseTokens : Kind::kRowwiseTokens;
-}
-
-Kind kind_of_b(Pass pass) {
-  switch (pass) {
-    case Pass::kForward: return Kind::kRowwiseWeights;
-    case Pass::kDgrad: return Kind::kColwiseWeights;
-    case Pass::kWgrad: break;
-  }
-  return Kind::kColwiseTokens;
-}
-
-Form form_of(Kind kind) {
-  return kind == Kind::kRowwiseTokens || kind == Kind::kRowwiseWeights ? Form::kRowwise
-                                                                       : Form::kColwise;
-}
-
-Block block_of(const PassArgs& args, Kind kind, bool is_a) {
-  switch (kind) {
-    case Kind::kRowwiseTokens: return args.recipe.activations;
-    case Kind::kColwiseTokens: return is_a ? args.recipe.wgrad_dy : args.recipe.wgrad_x;
-    case Kind::kRowwiseWeights: return args.recipe.weights;
-    case Kind::kColwiseWeights: break;
-  }
-  return args.recipe.weights_t();
-}
-
-Tensor decode_rows(const PassArgs& args, const Quantized& operand, Kind kind,
+Tensor decode_rows(const PassArgs& args, const Quantized& operand, Form form,
                    at::ScalarType dtype) {
   const DeviceScope scope(operand.data.device());
   const Tensor qdata = dense(operand.data), scale = dense(*operand.scale);
-  const bool colwise = form_of(kind) == Form::kColwise, stack = qdata.dim() == 3;
+  const bool colwise = form == Form::kColwise, stack = qdata.dim() == 3;
   std::vector<int64_t> sizes = qdata.sizes().vec();
   if (colwise && stack) sizes = {sizes[0], sizes[2], sizes[1]};
   if (colwise && !stack) sizes = {args.num_rows, sizes[0]};
   const Tensor x = at::empty(sizes, qdata.options().dtype(dtype));
   const OptionalTensor offs = stack ? std::nullopt : dense(args.offs);
-  dequantize_row_scale({.form = form_of(kind),
+  dequantize_row_scale({.form = form,
                         .qdata = const_view<e4m3>(qdata),
                         .scale = const_view<float>(scale),
                         .offs = offs_view(offs),
@@ -63,18 +33,18 @@ Tensor decode_rows(const PassArgs& args, const Quantized& operand, Kind kind,
   return x;
 }
 
-Tensor decode_whole(const PassArgs& args, const Quantized& operand, Kind kind, bool is_a) {
+Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm as) {
   if (!operand.scale) return operand.data;
   // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
   const auto dtype = wide ? at::kFloat : at::kBFloat16;
-  if (args.recipe.scaling == Scaling::kRow) return decode_rows(args, operand, kind, dtype);
+  if (args.recipe.scaling == Scaling::kRow) return decode_rows(args, operand, as.form, dtype);
   const Tensor scale = operand.scale->view(at::kFloat8_e8m0fnu);  // a weight cache has bytes
-  const std::string block = name(block_of(args, kind, is_a));
+  const std::string block = name(as.block);
   const bool stack = operand.data.dim() == 3;
   const DequantizeOptions options{
       .offs = stack ? std::nullopt : args.offs, .block = block, .dtype = dtype};
-  if (form_of(kind) == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
+  if (as.form == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
   return dequantize_colwise(operand.data, scale, stack ? operand.data.size(2) : args.num_rows,
                             options);
 }
@@ -87,19 +57,14 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, Kind kind, b
 // one operation in about a thousand.
 constexpr int64_t kPanelRows = 1024;
 
-GemmOperand operand_of(const Tensor& qdata, const Tensor& scale, Block block, Form form) {
-  return {const_view<e4m3>(qdata), const_view<e8m0>(scale), outer_of(block, form),
-          k_of(block, form)};
-}
-
 // An operand of which one panel at a time is decoded.
 class Panelled {
  public:
-  Panelled(const PassArgs& args, const Quantized& operand, Kind kind, bool is_a)
+  Panelled(const Quantized& operand, OperandForm as, at::ScalarType dtype)
       : qdata_(dense(operand.data)),
         scale_(dense(*operand.scale)),
-        operand_(operand_of(qdata_, scale_, block_of(args, kind, is_a), form_of(kind))),
-        dtype_(args.dtype) {}
+        operand_(gemm_operand({qdata_, scale_}, as)),
+        dtype_(dtype) {}
 
   int64_t outer() const { return qdata_.size(-2); }
   int64_t k() const { return qdata_.size(-1); }
@@ -158,8 +123,8 @@ Tensor multiply_by_panels(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const Tensor out = args.allocate();
   const bool wgrad = args.pass == Pass::kWgrad;
-  Panelled a(args, args.a, kind_of_a(args.pass), true);
-  Panelled b(args, args.b, kind_of_b(args.pass), false);
+  Panelled a(args.a, form_of_a(args.recipe, args.pass), args.dtype);
+  Panelled b(args.b, form_of_b(args.recipe, args.pass), args.dtype);
   const OptionalTensor offs = dense(args.offs);
   const Panels panels =
       make_panels(name(args.pass), {args.num_rows, a.k()}, offs_view(offs), Backend::kCpu);
@@ -200,8 +165,8 @@ Tensor multiply_emulated(const PassArgs& args) {
                          args.a.scale && args.b.scale;
   if (by_panels) return multiply_by_panels(args);
   PassArgs decoded = args;
-  decoded.a = {decode_whole(args, args.a, kind_of_a(args.pass), true), {}};
-  decoded.b = {decode_whole(args, args.b, kind_of_b(args.pass), false), {}};
+  decoded.a = {decode_whole(args, args.a, form_of_a(args.recipe, args.pass)), {}};
+  decoded.b = {decode_whole(args, args.b, form_of_b(args.recipe, args.pass)), {}};
   return multiply_plain(decoded);
 }
 

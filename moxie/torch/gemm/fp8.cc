@@ -13,11 +13,6 @@
 namespace moxie::ops {
 namespace {
 
-GemmOperand operand_of(const Quantized& operand, Block block, Form form) {
-  return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale), outer_of(block, form),
-          k_of(block, form)};
-}
-
 Quantized dense(const Quantized& operand) {
   return {ops::dense(operand.data), ops::dense(operand.scale)};
 }
@@ -28,30 +23,25 @@ OptionalTensor multiply_sm90(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const Quantized a = dense(args.a), b = dense(args.b);
   const OptionalTensor offs = ops::dense(args.offs), bias = ops::dense(args.bias);
-  const Recipe& recipe = args.recipe;
-  if (!a.scale || !b.scale) return std::nullopt;
+  const GemmOperand a_operand = gemm_operand(a, form_of_a(args.recipe, args.pass));
+  const GemmOperand b_operand = gemm_operand(b, form_of_b(args.recipe, args.pass));
+  const FloatView result{nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16,
+                         args.out};
   if (args.pass == Pass::kWgrad) {
-    GroupedWgradArgs problem{
-        .a = operand_of(a, recipe.wgrad_dy, Form::kColwise),
-        .b = operand_of(b, recipe.wgrad_x, Form::kColwise),
-        .rows = args.num_rows,
-        .offs = offs_view(offs),
-        .out = {nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16, args.out},
-        .sum = args.sum()};
+    GroupedWgradArgs problem{.a = a_operand,
+                             .b = b_operand,
+                             .rows = args.num_rows,
+                             .offs = offs_view(offs),
+                             .out = result,
+                             .sum = args.sum()};
     if (!why_not_sm90(problem).empty()) return std::nullopt;
     const Tensor out = args.allocate();
     problem.out = float_view(out);
     grouped_wgrad(problem, scope.exec());
     return out;
   }
-  const bool forward = args.pass == Pass::kForward;
   GroupedMmArgs problem{
-      .a = operand_of(a, recipe.activations, Form::kRowwise),
-      .b = forward ? operand_of(b, recipe.weights, Form::kRowwise)
-                   : operand_of(b, recipe.weights_t(), Form::kColwise),
-      .offs = offs_view(offs),
-      .bias = std::nullopt,
-      .out = {nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16, args.out}};
+      .a = a_operand, .b = b_operand, .offs = offs_view(offs), .bias = std::nullopt, .out = result};
   if (bias) problem.bias = const_float_view(*bias);
   if (!why_not_sm90(problem).empty()) return std::nullopt;
   const Tensor out = args.allocate();
@@ -64,8 +54,8 @@ Tensor multiply_sm100(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
   const Quantized a = dense(args.a), b = dense(args.b);
-  const Tensor offs =
-      args.offs ? *args.offs : at::zeros({1}, a.data.options().dtype(at::kInt)) + args.num_rows;
+  const Tensor offs = args.offs ? ops::dense(*args.offs)
+                                : at::zeros({1}, a.data.options().dtype(at::kInt)) + args.num_rows;
   const auto product = [&](const Tensor& ends) {
     // The scales of a weight cache are bytes.
     const auto as_e8m0 = [](const Tensor& scale) { return scale.view(at::kFloat8_e8m0fnu); };

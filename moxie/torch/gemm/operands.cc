@@ -56,6 +56,20 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
 
 }  // namespace
 
+OperandForm form_of_a(const Recipe& recipe, Pass pass) {
+  if (pass == Pass::kWgrad) return {Form::kColwise, recipe.wgrad_dy};
+  return {Form::kRowwise, recipe.activations};
+}
+
+OperandForm form_of_b(const Recipe& recipe, Pass pass) {
+  switch (pass) {
+    case Pass::kForward: return {Form::kRowwise, recipe.weights};
+    case Pass::kDgrad: return {Form::kColwise, recipe.weights_t()};
+    case Pass::kWgrad: break;
+  }
+  return {Form::kColwise, recipe.wgrad_x};
+}
+
 void check_scale(const Input& scale, Scaling scaling) {
   const auto dtype = scale.tensor.scalar_type();
   if (scaling == Scaling::kRow) {

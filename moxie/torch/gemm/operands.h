@@ -1,6 +1,7 @@
 // The operands of the three passes, made from x, w and dy as a recipe says.
 #pragma once
 
+#include "moxie/core/gemm/product.h"
 #include "moxie/torch/gemm/path.h"
 #include "moxie/torch/view.h"
 
@@ -11,6 +12,14 @@ struct Quantized {
   Tensor data;
   OptionalTensor scale;
 };
+
+// Which form an operand of a pass has, and in which block. a is x, dy or dy_t; b is w, w_t or x_t.
+struct OperandForm {
+  Form form;
+  Block block;
+};
+OperandForm form_of_a(const Recipe& recipe, Pass pass);
+OperandForm form_of_b(const Recipe& recipe, Pass pass);
 
 struct Forms {
   Quantized rowwise;  // contracted over columns

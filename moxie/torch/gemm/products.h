@@ -22,6 +22,12 @@ struct PassArgs {
   Tensor allocate() const;  // add_to, if there is one
 };
 
+// A quantized operand (dense, with plain scales) as core's GEMMs take it.
+inline GemmOperand gemm_operand(const Quantized& operand, OperandForm as) {
+  return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale),
+          outer_of(as.block, as.form), k_of(as.block, as.form)};
+}
+
 // Operands in high precision and natural order: at::mm per group on a CPU, torch's grouped product
 // or core's plain one on a GPU.
 Tensor multiply_plain(const PassArgs& args);

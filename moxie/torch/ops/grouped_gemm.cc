@@ -55,13 +55,12 @@ struct Operand {
   const Tensor& data;
   const OptionalTensor& scale;
   SymShape natural;
-  Form form;
-  Block block;
+  OperandForm as;
 };
 
 void check_operand(const Operand& operand, const Recipe& recipe, ScaleLayout layout,
                    const OptionalTensor& offs) {
-  const auto& [op, name, scale_name, data, scale, natural, form, block] = operand;
+  const auto& [op, name, scale_name, data, scale, natural, as] = operand;
   if (!scale) {
     if (!recipe.keeps_dtype) check_float({op, name, data});
     check_shape({op, name, data}, natural);
@@ -74,8 +73,8 @@ void check_operand(const Operand& operand, const Recipe& recipe, ScaleLayout lay
   check_device({op, scale_name, *scale}, data);
   const auto groups = natural.dims == 3 ? std::nullopt : num_groups(offs);
   const auto expected = recipe.scaling == Scaling::kRow
-                            ? row_scale_shape(natural, groups, form)
-                            : operand_shape(natural, groups, form, block, layout);
+                            ? row_scale_shape(natural, groups, as.form)
+                            : operand_shape(natural, groups, as.form, as.block, layout);
   check_shape({op, name, data}, expected.qdata);
   check_shape({op, scale_name, *scale}, expected.scale);
 }
@@ -120,15 +119,9 @@ Checked check(const Request& request) {
     return a.is_cuda() ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
   };
   const Path path = choose_path(recipe, a.device(), size(1), size(2)).path;
-  const Form a_form = wgrad ? Form::kColwise : Form::kRowwise;
-  const Form b_form = pass == Pass::kForward ? Form::kRowwise : Form::kColwise;
-  const Block a_block = wgrad ? recipe.wgrad_dy : recipe.activations;
-  const Block b_block = wgrad                    ? recipe.wgrad_x
-                        : pass == Pass::kForward ? recipe.weights
-                                                 : recipe.weights_t();
-  check_operand({op, names.a, names.a_scale, a, a_scale, a_shape, a_form, a_block}, recipe,
+  check_operand({op, names.a, names.a_scale, a, a_scale, a_shape, form_of_a(recipe, pass)}, recipe,
                 layout_of(path), offs);
-  check_operand({op, names.b, names.b_scale, b, b_scale, b_shape, b_form, b_block}, recipe,
+  check_operand({op, names.b, names.b_scale, b, b_scale, b_shape, form_of_b(recipe, pass)}, recipe,
                 layout_of(path), offs);
 
   const auto same = [](const c10::SymInt& x, const c10::SymInt& y) {
