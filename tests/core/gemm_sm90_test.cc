@@ -159,12 +159,6 @@ struct Case {
   Sum sum = Sum::kOverwrite;
 };
 
-FloatView float_output(Arena& arena, Format format, Shape shape) {
-  void* data = format == Format::kF32 ? static_cast<void*>(arena.output<float>(shape).data)
-                                      : arena.output<bf16>(shape).data;
-  return {data, format, shape};
-}
-
 OptionalOffs offs_in(Arena& arena, const std::vector<int32_t>& offs) {
   if (offs.empty()) return std::nullopt;
   return arena.input(offs, {static_cast<int64_t>(offs.size())});
@@ -211,7 +205,7 @@ void run_mm(const Case& c, uint64_t seed) {
                              : arena.input(some, shape).data;
       args.bias = ConstFloatView{data, c.bias_format, shape};
     }
-    args.out = float_output(arena, c.out, {c.rows, c.n});
+    args.out = arena.float_output(c.out, {c.rows, c.n});
     grouped_mm(args, {.backend = Backend::kCuda});
     result = arena.results()[0];
   }
@@ -261,7 +255,7 @@ void run_wgrad(const Case& c, uint64_t seed) {
                           .b = operand_in(arena, b, false),
                           .rows = c.rows,
                           .offs = offs_in(arena, c.offs),
-                          .out = float_output(arena, c.out, {groups, c.n, c.k}),
+                          .out = arena.float_output(c.out, {groups, c.n, c.k}),
                           .sum = c.sum};
     if (c.sum == Sum::kAdd) {
       const std::vector<float> all(numel(args.out.shape), old[0]);
@@ -360,8 +354,8 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   GroupedMmArgs args{.a = operand_in(arena, a, false), .b = operand_in(arena, b, true)};
   args.offs = arena.input(std::vector<int32_t>(kGroups), {kGroups});
   GroupedMmArgs direct = args;
-  args.out = float_output(arena, Format::kBf16, {kRows, kN});
-  direct.out = float_output(arena, Format::kBf16, {kRows, kN});
+  args.out = arena.float_output(Format::kBf16, {kRows, kN});
+  direct.out = arena.float_output(Format::kBf16, {kRows, kN});
 
   cudaStream_t stream;
   cudaGraph_t graph;

@@ -80,9 +80,7 @@ TEST(Decode, GivesTheBytesOfTheReferenceOnEveryInstructionSet) {
           .matrix = matrix,
           .first_outer = first_outer,
           .first_k = first_k};
-      args.out = {wide ? static_cast<void*>(arena.output<float>(out).data)
-                       : static_cast<void*>(arena.output<bf16>(out).data),
-                  wide ? Format::kF32 : Format::kBf16, out};
+      args.out = arena.float_output(wide ? Format::kF32 : Format::kBf16, out);
       decode(args, exec);
       return arena.results();
     };
@@ -133,7 +131,7 @@ TEST(Product, IsTheReferencesToTheRoundingOfF32SumsOnEveryBackend) {
                            .sum = add ? Sum::kAdd : Sum::kOverwrite};
           if (p.pass == Pass::kForward)
             args.bias = {arena.input(bias, {6, kN}).data, Format::kF32, {6, kN}};
-          args.out = {arena.output<float>(p.out).data, Format::kF32, p.out};
+          args.out = arena.float_output(Format::kF32, p.out);
           product(args, exec);
           return as<float>(arena.results()[0]);
         };

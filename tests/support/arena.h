@@ -11,6 +11,7 @@
 
 #include "moxie/core/base/exec.h"
 #include "moxie/core/base/view.h"
+#include "moxie/core/format/bf16.h"
 #include "tests/support/device_memory.h"
 
 namespace moxie::testing {
@@ -37,6 +38,12 @@ class Arena {
     upload(buffer);
     outputs_.push_back(buffers_.size() - 1);
     return {static_cast<T*>(buffer.pointer), shape};
+  }
+
+  FloatView float_output(Format format, Shape shape) {
+    void* const data = format == Format::kF32 ? static_cast<void*>(output<float>(shape).data)
+                                              : output<bf16>(shape).data;
+    return {data, format, shape};
   }
 
   // The bytes of all outputs, in the order they were asked for. Checks the fences.

@@ -5,13 +5,13 @@
 
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/groups/groups.h"
-#include "moxie/core/permute/permute.h"
 #include "moxie/core/quantize/quantize.h"
 #include "moxie/core/requantize/requantize.h"
-#include "moxie/core/route/route.h"
 #include "moxie/core/row_scale/dequantize_row_scale.h"
 #include "moxie/core/scale_layout/scale_layout.h"
 #include "tests/support/arena.h"
+#include "tests/support/input.h"
+#include "tests/support/moe_cases.h"
 #include "tests/support/random.h"
 
 namespace moxie::testing {
@@ -80,30 +80,6 @@ Block random_block(Random& random, Form form, const Problem& problem) {
   }
 }
 
-Data random_data(Random& random) {
-  return random.pick({Data::kGaussianLike, Data::kGaussianLike, Data::kWide, Data::kWide,
-                      Data::kSpecial, Data::kBits, Data::kZero});
-}
-
-// x in either format, made once and copied to whichever backend runs.
-struct Input {
-  Format format;
-  std::vector<bf16> half;
-  std::vector<float> full;
-
-  Input(Random& random, int64_t count, Data data)
-      : format(random.chance(60) ? Format::kBf16 : Format::kF32) {
-    if (format == Format::kBf16)
-      half = random_values<bf16>(random, count, data);
-    else
-      full = random_values<float>(random, count, data);
-  }
-  ConstFloatView in(Arena& arena, Shape shape) const {
-    if (format == Format::kBf16) return {arena.input(half, shape).data, format, shape};
-    return {arena.input(full, shape).data, format, shape};
-  }
-};
-
 Operand operand_in(Arena& arena, const Problem& p, Form form, Block block, ScaleLayout layout) {
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), form, block, layout);
   return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
@@ -158,9 +134,7 @@ Case dequantize_case(Random& random) {
                         .scale = arena.input(scale, shape.scale),
                         .offs = problem.offs_in(arena),
                         .x = {}};
-    args.x = {format == Format::kBf16 ? static_cast<void*>(arena.output<bf16>(x).data)
-                                      : static_cast<void*>(arena.output<float>(x).data),
-              format, x};
+    args.x = arena.float_output(format, x);
     dequantize(args, exec);
     return arena.results();
   };
@@ -242,9 +216,7 @@ Case dequantize_row_scale_case(Random& random) {
                                 .scale = arena.input(scale, shape.scale),
                                 .offs = problem.offs_in(arena),
                                 .x = {}};
-    args.x = {format == Format::kBf16 ? static_cast<void*>(arena.output<bf16>(x).data)
-                                      : static_cast<void*>(arena.output<float>(x).data),
-              format, x};
+    args.x = arena.float_output(format, x);
     dequantize_row_scale(args, exec);
     return arena.results();
   };
@@ -348,115 +320,6 @@ Case replicate_case(Random& random) {
     return arena.results();
   };
   return {"replicate_scale " + p.text.str(), numel(p.x), run};
-}
-
-// ids of any spread: all alike, ragged, or every expert.
-std::vector<int32_t> random_ids(Random& random, int64_t count, int64_t experts) {
-  std::vector<int32_t> ids(count);
-  const int64_t spread = random.pick<int64_t>({1, 2, experts, experts});
-  for (auto& id : ids) id = static_cast<int32_t>(random.below(min(spread, experts)));
-  return ids;
-}
-
-struct Routed {
-  int64_t tokens, k, experts, slots;
-  std::vector<int32_t> ids, offs, slot_of, row_of;
-
-  explicit Routed(Random& random)
-      : tokens(random.chance(10) ? random.between(2000, 5000) : random.between(0, 200)),
-        k(random.between(1, 8)),
-        experts(random.pick<int64_t>({1, 2, 7, 64, 256, 1024})),
-        slots(tokens * k),
-        ids(random_ids(random, slots, experts)),
-        offs(experts),
-        slot_of(slots),
-        row_of(slots) {
-    route({.ids = {ids.data(), {tokens, k}},
-           .offs = {offs.data(), {experts}},
-           .slot_of = {slot_of.data(), {slots}},
-           .row_of = {row_of.data(), {slots}},
-           .workspace = {nullptr, {0}}},
-          {.backend = Backend::kRef});
-  }
-};
-
-Case route_case(Random& random) {
-  const Routed r(random);
-  std::ostringstream text;
-  text << "route [" << r.tokens << ", " << r.k << "] experts " << r.experts;
-  auto run = [=](const Exec& exec) {
-    Arena arena(exec.backend);
-    const bool cuda = exec.backend == Backend::kCuda;
-    const int64_t work = cuda ? route_workspace(r.slots, r.experts) : 0;
-    Arena scratch(exec.backend);
-    route({.ids = arena.input(r.ids, {r.tokens, r.k}),
-           .offs = arena.output<int32_t>({r.experts}),
-           .slot_of = arena.output<int32_t>({r.slots}),
-           .row_of = arena.output<int32_t>({r.slots}),
-           .workspace = scratch.output<int32_t>({work})},
-          exec);
-    return arena.results();
-  };
-  return {text.str(), r.slots, run};
-}
-
-Case top_k_case(Random& random) {
-  const int64_t tokens = random.between(0, 300), experts = random.between(1, 300);
-  const int64_t k = random.between(1, min<int64_t>(experts, 10));
-  const auto scores = random_values<float>(random, tokens * experts, random_data(random));
-  std::ostringstream text;
-  text << "top_k [" << tokens << ", " << experts << "] k " << k;
-  auto run = [=](const Exec& exec) {
-    Arena arena(exec.backend);
-    top_k({.scores = arena.input(scores, {tokens, experts}),
-           .ids = arena.output<int32_t>({tokens, k})},
-          exec);
-    return arena.results();
-  };
-  return {text.str(), tokens * experts, run};
-}
-
-// permute, unpermute and the gradient of its weights. Finite values: NaN has many bit patterns.
-Case permute_case(Random& random) {
-  const Routed r(random);
-  const int64_t dim = random.between(0, 150);
-  const bool weighted = random.chance(60);
-  const Input x(random, r.tokens * dim, Data::kGaussianLike);
-  Input rows(random, r.slots * dim, Data::kGaussianLike);
-  while (rows.format != x.format) rows = Input(random, r.slots * dim, Data::kGaussianLike);
-  const auto weights = random_values<float>(random, r.slots, Data::kGaussianLike);
-  std::ostringstream text;
-  text << "permute [" << r.tokens << ", " << dim << "] k " << r.k << (weighted ? " weighted" : "")
-       << ' ' << name(x.format);
-  auto run = [=](const Exec& exec) {
-    Arena arena(exec.backend);
-    const auto out = [&](Shape shape) -> FloatView {
-      return {x.format == Format::kBf16 ? static_cast<void*>(arena.output<bf16>(shape).data)
-                                        : static_cast<void*>(arena.output<float>(shape).data),
-              x.format, shape};
-    };
-    std::optional<View<const float>> factors;
-    if (weighted) factors = arena.input(weights, {r.tokens, r.k});
-    const auto slot_of = arena.input(r.slot_of, {r.slots});
-    const auto row_of = arena.input(r.row_of, {r.slots});
-    const auto x_view = x.in(arena, {r.tokens, dim}), rows_view = rows.in(arena, {r.slots, dim});
-    permute({.x = x_view,
-             .slot_of = slot_of,
-             .top_k = r.k,
-             .weights = factors,
-             .rows = out({r.slots, dim})},
-            exec);
-    unpermute({.rows = rows_view, .row_of = row_of, .weights = factors, .x = out({r.tokens, dim})},
-              exec);
-    if (r.tokens > 0)
-      unpermute_weights({.dout = x_view,
-                         .rows = rows_view,
-                         .row_of = row_of,
-                         .dweights = arena.output<float>({r.tokens, r.k})},
-                        exec);
-    return arena.results();
-  };
-  return {text.str(), r.slots * dim, run};
 }
 
 }  // namespace

@@ -1,0 +1,13 @@
+// Random problems of what surrounds the experts: route, top_k, permute and unpermute.
+#pragma once
+
+#include "tests/support/cases.h"
+#include "tests/support/random.h"
+
+namespace moxie::testing {
+
+Case route_case(Random& random);
+Case top_k_case(Random& random);
+Case permute_case(Random& random);
+
+}  // namespace moxie::testing
