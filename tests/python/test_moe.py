@@ -150,11 +150,18 @@ def test_the_layer_compiles_as_one_graph_with_its_backward(device):
     compiled = torch.compile(layer, fullgraph=True)
     for tokens in (40, 64, 51):
         x = torch.randn(tokens, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+        leaves = [x, *layer.parameters()]
         y, expected = compiled(x), layer(x)
-        assert torch.allclose(y.float(), expected.float(), atol=2**-6, rtol=2**-6)
-        for a, e in zip(torch.autograd.grad(y.sum(), [x, *layer.parameters()]),
-                        torch.autograd.grad(expected.sum(), [x, *layer.parameters()])):
-            assert torch.allclose(a.float(), e.float(), atol=2**-4, rtol=2**-4)
+        grads, expected_grads = torch.autograd.grad(y.sum(), leaves), torch.autograd.grad(expected.sum(), leaves)
+        if device == "cpu":
+            assert torch.equal(y, expected)
+            assert all(torch.equal(a, e) for a, e in zip(grads[1:], expected_grads[1:]))
+            # Inductor adds the two gradients of x, from the router and from the experts, before it rounds them to bf16.
+            assert (grads[0] - expected_grads[0]).float().norm() <= 2**-8 * expected_grads[0].float().norm()
+        else:  # its sigmoid is another one there, and with it the weight of every row
+            assert torch.allclose(y.float(), expected.float(), atol=2**-6, rtol=2**-6)
+            for a, e in zip(grads, expected_grads):
+                assert torch.allclose(a.float(), e.float(), atol=2**-4, rtol=2**-4)
 
 
 def test_the_bias_moves_against_the_load(device):
