@@ -53,13 +53,15 @@ Tensor multiply_cpu(const PassArgs& args) {
   return out;
 }
 
-// torch's grouped product takes bf16 in and out, and rows of whole 16 bytes.
+// torch's grouped product takes bf16 in and out, rows of whole 16 bytes, and fewer than 1024
+// groups.
 bool takes_grouped_mm(const PassArgs& args, const Tensor& a, const Tensor& b) {
   constexpr int64_t kAligned = 16 / sizeof(bf16);
+  constexpr int64_t kMostGroups = 1023;
   const bool wgrad = args.pass == Pass::kWgrad;
-  return args.offs && !args.add_to && a.scalar_type() == at::kBFloat16 &&
-         args.dtype == at::kBFloat16 && a.numel() > 0 && b.numel() > 0 &&
-         a.size(1) % kAligned == 0 && b.size(-1) % kAligned == 0 &&
+  return args.offs && args.offs->size(0) <= kMostGroups && !args.add_to &&
+         a.scalar_type() == at::kBFloat16 && args.dtype == at::kBFloat16 && a.numel() > 0 &&
+         b.numel() > 0 && a.size(1) % kAligned == 0 && b.size(-1) % kAligned == 0 &&
          (wgrad || b.size(-2) % kAligned == 0);
 }
 
