@@ -19,10 +19,17 @@ struct DequantizeParams {
   Raster raster;
 };
 
-struct DequantizeStorage {
-  ByteTile tile;  // colwise only
-  alignas(8) e8m0 code[kMaxRowBlocks][kTileCols];
+// Colwise, of the tile at hand and the next.
+struct TurnedTiles {
+  ByteTile tile[2];
+  alignas(8) e8m0 code[2][kMaxRowBlocks][kTileCols];
   Place place;
+};
+
+template <Form kForm>
+struct DequantizeStorage {
+  std::conditional_t<kForm == Form::kRowwise, Nothing, TurnedTiles> tiles;
+  Nothing source;
   RowTileSearch search;
 };
 
@@ -45,19 +52,20 @@ struct Row {
 template <class T, bool kAligned>
 struct RowwiseRun {
   RowwiseSource<kAligned> source;
-  Patch<e4m3> patch;
+  Patch<e4m3> patch[1];
 
-  __device__ RowwiseRun(const DequantizeParams<T, kAligned>& p, DequantizeStorage&,
-                        const RowTile& at)
-      : source(p.source.in_panel(p.panels, at.panel)) {}
+  __device__ RowwiseRun(const DequantizeParams<T, kAligned>& p,
+                        DequantizeStorage<Form::kRowwise>& s, const RowTile& at)
+      : source(p.source.at_rows(p.panels, at, s.source)) {}
   __device__ void load(const TileSpan& span) { source.load(span, patch); }
   // Calls store(i, row i of the patch), then load_next().
   template <class Store, class Load>
   __device__ void finish(Store&& store, Load&& load_next) {
+    patch[0].share_codes();
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
       float x[kPatch];
-      patch.row(i, x);
+      patch[0].row(i, x);
       Row<T> row;
 #pragma unroll
       for (int j = 0; j < kPatch; j += 2) row.set(j, x[j], x[j + 1]);
@@ -67,30 +75,36 @@ struct RowwiseRun {
   }
 };
 
+// The next tile travels into shared memory while this one is decoded.
 template <class T, bool kAligned>
 struct ColwiseRun {
-  static constexpr int kChunks = kTileRows * kTileCols / kThreads / static_cast<int>(sizeof(uint4));
   static constexpr int kCodes = kMaxRowBlocks * kTileCols / kThreads;
   const DequantizeParams<T, kAligned>& p;
-  DequantizeStorage& s;
-  uint4 chunk[kChunks];
+  TurnedTiles& s;
   e8m0 code[kCodes];
+  int loaded = 0;  // which tile was asked for last
 
-  __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params, DequantizeStorage& storage,
-                        const RowTile& at)
-      : p(params), s(storage) {
+  __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params,
+                        DequantizeStorage<Form::kColwise>& storage, const RowTile& at)
+      : p(params), s(storage.tiles) {
     if (threadIdx.x == 0)
-      s.place = find_place(p.panels, at.panel, Form::kColwise, p.block, ScaleLayout::kPlain);
+      s.place = place_of(p.panels, at.panel, Form::kColwise, p.block, ScaleLayout::kPlain);
     __syncthreads();
   }
 
   __device__ void load(const TileSpan& span) {
     const e4m3* from = p.qdata + s.place.qdata + span.col * s.place.qdata_stride + span.row;
-    int i = 0;
+    loaded ^= 1;
+    ByteTile& tile = s.tile[loaded];
     for_each_chunk([&](int line, int index) {
-      chunk[i++] = load_piece<kAligned>(from + line * s.place.qdata_stride + index * kColwisePiece,
-                                        line < span.cols ? span.rows - index * kColwisePiece : 0);
+      const e4m3* const at = from + line * s.place.qdata_stride + index * kColwisePiece;
+      const int left = line < span.cols ? span.rows - index * kColwisePiece : 0;
+      if (kAligned && left > 0)
+        tile.copy(line, index, at);
+      else
+        tile.store(line, index, load_piece<kAligned>(at, left));
     });
+    __pipeline_commit();
     const int col = threadIdx.x % kTileCols;
     const e8m0* codes =
         p.scale + s.place.scale + ((span.col + col) >> p.col_shift) * s.place.scale_stride;
@@ -104,22 +118,24 @@ struct ColwiseRun {
 
   template <class Store, class Load>
   __device__ void finish(Store&& store, Load&& load_next) {
-    int i = 0;
-    for_each_chunk([&](int line, int index) { s.tile.store(line, index, chunk[i++]); });
+    const int mine = loaded;
 #pragma unroll
     for (int k = 0; k < kCodes; ++k)
-      s.code[threadIdx.x / kTileCols + k * (kThreads / kTileCols)][threadIdx.x % kTileCols] =
+      s.code[mine][threadIdx.x / kTileCols + k * (kThreads / kTileCols)][threadIdx.x % kTileCols] =
           code[k];
+    __pipeline_wait_prior(0);
+    // All of this tile is there, and no thread is left that decodes the one before it.
     __syncthreads();
+    load_next();
     // The eight rows of a patch are inside one block, as a colwise block has 32 rows or more.
-    const e8m0* codes = &s.code[patch_row() / kMxBlock][patch_col()];
+    const e8m0* codes = &s.code[mine][patch_row() / kMxBlock][patch_col()];
     Row<T> rows[kPatch];
 #pragma unroll
     for (int j = 0; j < kPatch; j += 2) {
       float x[2][kPatch];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        const uint2 piece = s.tile.piece(j + k);
+        const uint2 piece = s.tile[mine].piece(j + k);
         decode4(piece.x, x[k]), decode4(piece.y, x[k] + 4);
         const float scale = factor_of(codes[j + k].code);
 #pragma unroll
@@ -128,10 +144,8 @@ struct ColwiseRun {
 #pragma unroll
       for (int r = 0; r < kPatch; ++r) rows[r].set(j, x[0][r], x[1][r]);
     }
-    load_next();
 #pragma unroll
     for (int r = 0; r < kPatch; ++r) store(r, rows[r]);
-    __syncthreads();  // before the tile is written again
   }
 };
 
@@ -145,7 +159,7 @@ constexpr int ctas_per_sm(Form form) {
 template <class T, Form kForm, bool kAligned>
 __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_kernel(
     const __grid_constant__ DequantizeParams<T, kAligned> p) {
-  auto& s = shared_storage<DequantizeStorage>();
+  auto& s = shared_storage<DequantizeStorage<kForm>>();
   const auto [tile, run_index] = raster_at(p.raster);
   if (tile >= p.raster.row_tiles) return;
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
@@ -189,11 +203,13 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const bool rowwise = args.form == Form::kRowwise;
   const int64_t alignment = rowwise ? 1 : args.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
-  const Raster raster = make_raster(panels, row_tiles, false, 2);
-  const Launch how{.op = "dequantize",
-                   .stream = stream,
-                   .work = raster.work(),
-                   .shared_bytes = static_cast<int>(sizeof(DequantizeStorage))};
+  const Raster raster = make_raster(panels, panels.cols, row_tiles, false, 2);
+  const Launch how{
+      .op = "dequantize",
+      .stream = stream,
+      .work = raster.work(),
+      .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
+                                               : sizeof(DequantizeStorage<Form::kColwise>))};
   with_format(args.x.format, [&]<class T>() {
     auto* x = static_cast<T*>(args.x.data);
     const bool aligned =

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "moxie/core/format/e4m3.h"
+#include "moxie/core/sm90/convert.cuh"
 
 namespace moxie::cuda {
 
@@ -34,15 +35,11 @@ __device__ inline void decode4(E4m3Word word, float* x) {
 // ---- two at a time in f16, which has every e4m3 ----
 
 __device__ inline uint32_t decode_pair(E4m3Word word, int i) {  // elements 2 i and 2 i + 1
-  const __half2_raw two = __nv_cvt_fp8x2_to_halfraw2(
-      static_cast<__nv_fp8x2_storage_t>(word >> 16 * i & 0xffff), __NV_E4M3);
-  return two.x | static_cast<uint32_t>(two.y) << 16;
+  return sm90::f16x2_of_e4m3x2(word >> 16 * i);
 }
 
-__device__ inline uint32_t encode_pair(uint32_t pair) {  // in the lower half of a word
-  __half2_raw two;
-  two.x = static_cast<unsigned short>(pair), two.y = static_cast<unsigned short>(pair >> 16);
-  return __nv_cvt_halfraw2_to_fp8x2(two, __NV_SATFINITE, __NV_E4M3);
+__device__ inline E4m3Word encode_pairs(uint32_t first, uint32_t second) {
+  return sm90::e4m3x4_of_f16x2(first, second);
 }
 
 __device__ inline uint32_t multiply_f16_pairs(uint32_t a, uint32_t b) {

@@ -1,6 +1,9 @@
 // Elements of a FloatView one by one, for code that is not in a hurry: the reference backends.
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "moxie/core/base/view.h"
 #include "moxie/core/format/bf16.h"
 
@@ -17,5 +20,15 @@ inline void put_value(const FloatView& out, int64_t i, float value) {
   else
     static_cast<bf16*>(out.data)[i] = to_bf16(value);
 }
+
+// A tensor of its own, for what a fused op has no memory for.
+struct Values {
+  std::vector<std::byte> bytes;
+  FloatView view;
+
+  Values(Format format, const Shape& shape)
+      : bytes(numel(shape) * bytes_of(format)), view{bytes.data(), format, shape} {}
+  ConstFloatView in() const { return {view.data, view.format, view.shape}; }
+};
 
 }  // namespace moxie

@@ -3,9 +3,6 @@
 // CTA finds its own with a scan over offs.
 #pragma once
 
-#include <iterator>
-#include <utility>
-
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/layout/panel.h"
 
@@ -43,23 +40,6 @@ constexpr Panel panel_after(const Panels& panels, const Panel& before, int64_t a
   Panel panel = next_panel(panels, before, 1);
   panel.padded = before.padded + align_up(before.rows, alignment);
   return panel;
-}
-
-// place_of(), whose divisions are shifts once the block is known.
-__device__ inline Place find_place(const Panels& panels, const Panel& panel, Form form, Block block,
-                                   ScaleLayout layout) {
-  Place place;
-  [&]<size_t... kIndex>(std::index_sequence<kIndex...>) {
-    const auto is = [&]<size_t kI>() {
-      constexpr Block kBlock = kBlocks[kI];
-      if (block != kBlock) return false;
-      place = place_of(panels, panel, form, kBlock, layout);
-      return true;
-    };
-    (is.template operator()<kIndex>() || ...);
-  }
-  (std::make_index_sequence<std::size(kBlocks)>());
-  return place;
 }
 
 // How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
@@ -140,23 +120,99 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
   return walk(before, tiles, f);
 }
 
+// The same search by one warp, without barriers: it is what every CTA of a kernel waits for. 32
+// bits are enough, as offs have no more: rows in a group are below 2^31, and its tiles far fewer. A
+// lane takes neighbouring groups.
+struct LaneGroups {
+  int32_t first, last;     // groups
+  uint32_t begin;          // row where they begin
+  uint32_t tiles, padded;  // before them
+  uint32_t own_tiles;
+};
+
+__device__ inline uint32_t align_up32(uint32_t rows, uint32_t alignment) {
+  if (alignment & (alignment - 1)) return (rows + alignment - 1) / alignment * alignment;
+  return (rows + alignment - 1) & -alignment;
+}
+
+// Rows of a group that begins at `begin`, which becomes its end.
+__device__ inline uint32_t take_group(const Panels& panels, int32_t group, uint32_t& begin) {
+  const auto end =
+      static_cast<uint32_t>(max<int64_t>(min<int64_t>(panels.offs[group], panels.rows), begin));
+  const uint32_t rows = end - begin;
+  begin = end;
+  return rows;
+}
+
+__device__ inline LaneGroups groups_of_lane(const Panels& panels, uint32_t alignment) {
+  const int lane = lane_index();
+  const auto count = static_cast<int32_t>(panels.count), share = (count + kWarp - 1) / kWarp;
+  LaneGroups mine{.first = min(lane * share, count), .last = min((lane + 1) * share, count)};
+  uint32_t end = 0;
+  for (int32_t g = mine.first; g < mine.last; ++g) take_group(panels, g, end);
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, end, step);
+    if (lane >= step) end = max(end, other);
+  }
+  mine.begin = __shfl_up_sync(~0u, end, 1);
+  if (lane == 0) mine.begin = 0;
+
+  uint32_t begin = mine.begin;
+  for (int32_t g = mine.first; g < mine.last; ++g) {
+    const uint32_t rows = align_up32(take_group(panels, g, begin), alignment);
+    mine.own_tiles += (rows + kTileRows - 1) / kTileRows;
+    mine.padded += rows;
+  }
+  mine.tiles = mine.own_tiles;
+  const uint32_t own_padded = mine.padded;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const uint32_t tiles = __shfl_up_sync(~0u, mine.tiles, step);
+    const uint32_t padded = __shfl_up_sync(~0u, mine.padded, step);
+    if (lane >= step) mine.tiles += tiles, mine.padded += padded;
+  }
+  mine.tiles -= mine.own_tiles, mine.padded -= own_padded;
+  return mine;
+}
+
+// Stores the tile-th tile of rows, if it is one of this lane's; the last lane, if it is no group's.
+__device__ inline void find_in_lane(const Panels& panels, uint32_t alignment, uint32_t tile,
+                                    LaneGroups mine, RowTile& found) {
+  const bool last = lane_index() == kWarp - 1;
+  if (tile < mine.tiles || (tile >= mine.tiles + mine.own_tiles && !last)) return;
+  uint32_t begin = mine.begin, tiles = mine.tiles, padded = mine.padded;
+  const auto panel = [&](int32_t index, int64_t rows) {
+    // tiled: only where the alignment divides kTileRows, and used only so.
+    return Panel{.index = index,
+                 .begin = int64_t{begin} - rows,
+                 .rows = rows,
+                 .padded = padded,
+                 .tiled = int64_t{tiles} * kTileRows};
+  };
+  for (int32_t g = mine.first; g < mine.last; ++g) {
+    const uint32_t rows = take_group(panels, g, begin), aligned = align_up32(rows, alignment);
+    const uint32_t own = (aligned + kTileRows - 1) / kTileRows;
+    if (tile - tiles < own) {
+      found = {.panel = panel(g, rows), .row = int64_t{tile - tiles} * kTileRows, .tail = false};
+      return;
+    }
+    tiles += own, padded += aligned;
+  }
+  found = {.panel = panel(mine.last, 0), .row = int64_t{tile - tiles} * kTileRows, .tail = true};
+}
+
 // The tile-th tile of rows, for all threads of the CTA, which must all call it. It is in shared
 // memory, so that it costs no registers, until the call after the next barrier.
 __device__ inline const RowTile& find_row_tile(const Panels& panels, int64_t alignment,
                                                int64_t tile, RowTileSearch& search) {
   if (!panels.offs) {
     if (threadIdx.x == 0) search.found = row_tile_of_equal_panels(panels, alignment, tile);
-    __syncthreads();
-    return search.found;
+  } else if (warp_index() == 0) {
+    const auto step = static_cast<uint32_t>(alignment);
+    find_in_lane(panels, step, static_cast<uint32_t>(tile), groups_of_lane(panels, step),
+                 search.found);
   }
-  int64_t tiles = 0;
-  const Panel end =
-      for_my_groups(panels, alignment, search, tiles, [&](const Panel& panel, int64_t before) {
-        if (tile >= before && tile < before + tiles_of(panel.rows, alignment))
-          search.found = {.panel = panel, .row = (tile - before) * kTileRows, .tail = false};
-      });
-  if (threadIdx.x == kThreads - 1 && tile >= tiles)
-    search.found = {.panel = end, .row = (tile - tiles) * kTileRows, .tail = true};
   __syncthreads();
   return search.found;
 }

@@ -62,21 +62,27 @@ struct Place {
   int64_t k = 0;             // contraction elements, the zeros that pad a group's tail included
 };
 
+// Division by a side of a block, rounded up, as a shift: kernels wait for it.
+constexpr int64_t blocks_of(int64_t count, int side) {
+  const int shift = side == 1 ? 0 : side == 32 ? 5 : 7;
+  return (count + side - 1) >> shift;
+}
+
 constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block block,
                          ScaleLayout layout) {
   const bool plain = layout == ScaleLayout::kPlain;
   const bool grouped = p.offs != nullptr;
-  const int64_t outer_block = outer_of(block, form), k_block = k_of(block, form);
+  const int outer_block = outer_of(block, form), k_block = k_of(block, form);
   if (p.weights || form == Form::kRowwise) {
     // Weights keep a matrix of their own per group; rowwise tokens stay where they are.
     const bool rowwise = form == Form::kRowwise;
     const int64_t outer = rowwise ? panel.rows : p.cols, k = rowwise ? p.cols : panel.rows;
     const int64_t k_tiles = ceil_div(ceil_div<int64_t>(k, kMxBlock), kScaleTileCols);
     Place place{.qdata = panel.begin * p.cols, .qdata_stride = k, .outer = outer, .k = k};
-    place.scale_stride = plain ? ceil_div(k, k_block) : k_tiles;
+    place.scale_stride = plain ? blocks_of(k, k_block) : k_tiles;
     if (plain) {
       // A group's rows have blocks one row tall (check() sees to it), so begin counts scale rows.
-      const int64_t first = grouped ? panel.begin : panel.index * ceil_div(outer, outer_block);
+      const int64_t first = grouped ? panel.begin : panel.index * blocks_of(outer, outer_block);
       place.scale = first * place.scale_stride;
     } else {
       const int64_t first = grouped ? panel.tiled : panel.index * round_up(outer, kScaleTileRows);
@@ -85,12 +91,13 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
     return place;
   }
   // Colwise tokens: panels side by side along k in one buffer, each padded to the block.
-  const int64_t buffer_k = (p.rows + p.count * (k_block - 1)) / k_block * k_block;
+  const int64_t buffer_blocks = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block);
+  const int64_t buffer_k = buffer_blocks * k_block;
   Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
-  place.k = round_up(panel.rows, k_block);
+  place.k = blocks_of(panel.rows, k_block) * k_block;
   if (plain) {
-    place.scale = panel.padded / k_block;
-    place.scale_stride = buffer_k / k_block;
+    place.scale = blocks_of(panel.padded, k_block);
+    place.scale_stride = buffer_blocks;
   } else {
     place.scale = round_up(p.cols, kScaleTileRows) * (panel.tiled / kMxBlock);
     place.scale_stride = ceil_div(place.k / kMxBlock, kScaleTileCols);

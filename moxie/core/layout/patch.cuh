@@ -23,6 +23,16 @@ __device__ inline void to_floats(const uint32_t (&word)[kPatch], float (&x)[kPat
   for (int j = 0; j < kPatch; ++j) x[j] = std::bit_cast<float>(word[j]);
 }
 
+// The reverse, rounded.
+__device__ inline void to_words(const float (&x)[kPatch], uint32_t (&word)[kPatch / 2]) {
+#pragma unroll
+  for (int j = 0; j < kPatch; j += 2) word[j / 2] = to_bf16_pair(x[j], x[j + 1]);
+}
+__device__ inline void to_words(const float (&x)[kPatch], uint32_t (&word)[kPatch]) {
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) word[j] = std::bit_cast<uint32_t>(x[j]);
+}
+
 template <class T>
 struct Patch;
 
@@ -125,56 +135,85 @@ struct Patch<float> : FloatRows<Patch<float>> {
 template <>
 struct Patch<e4m3> {
   using Peak = bf16;
-  static constexpr uint32_t kOne = 0x04000400u;  // of the exponents of two f16
   uint32_t word[kPatch][kPatch / 4];
-  uint8_t code[kPatch];  // not a float yet, so that no load waits for another
-  uint32_t unit;         // the largest code
+  // Codes of rows 2 i and 2 i + 1, for i = lane % 4: four lanes, whose columns have the same
+  // scales, load two rows' each. Not combined yet, so that no load waits for another.
+  uint8_t loaded[2];
+  uint32_t code[kPatch / 2];  // of two rows each, in 16 bits
+  uint32_t unit;              // the largest code
   bool exact;
+  // What columns() leaves for the turn: where exact, all in f16, in multiples of the largest scale;
+  // else the words. One array, so that no register holds both.
+  uint32_t half[kPatch][kPatch / 2];
 
-  __device__ void row(int i, float (&x)[kPatch]) const {
-    decode4(word[i][0], x), decode4(word[i][1], x + 4);
-    const float scale = factor_of(code[i]);
+  __device__ void share_codes() {
+    const int lane = lane_index();
+    uint32_t mine = loaded[0] | static_cast<uint32_t>(loaded[1]) << 16;
+    code[0] = __shfl_sync(~0u, mine, lane & ~3), code[1] = __shfl_sync(~0u, mine, lane & ~3 | 1);
+    code[2] = __shfl_sync(~0u, mine, lane & ~3 | 2), code[3] = __shfl_sync(~0u, mine, lane | 3);
+  }
+  __device__ uint32_t code_of_row(int i) const { return code[i / 2] >> 16 * (i % 2) & 0xff; }
+
+  __device__ void row(int i, float (&x)[kPatch]) const { row(i, word[i][0], word[i][1], x); }
+  __device__ void row(int i, uint32_t first, uint32_t second, float (&x)[kPatch]) const {
+    decode4(first, x), decode4(second, x + 4);
+    const float scale = factor_of(code_of_row(i));
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) x[j] *= scale;
   }
+  // After columns(), where there are no factors().
   __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
     float inverse[kPatch];
     to_floats(scales.inverse, inverse);
-    row(i, x);
+    if (exact) {
+      const float scale = factor_of(unit);
+#pragma unroll
+      for (int j = 0; j < kPatch; j += 2) {
+        const float2 two = floats_of_f16_pair(half[i][j / 2]);
+        x[j] = two.x * scale, x[j + 1] = two.y * scale;
+      }
+    } else {
+      row(i, half[i][0], half[i][1], x);
+    }
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) x[j] *= inverse[j];
   }
 
   __device__ void prepare() {
-    unit = code[0];
-    uint32_t least = unit;
-#pragma unroll
-    for (int i = 1; i < kPatch; ++i)
-      unit = max<uint32_t>(unit, code[i]), least = min<uint32_t>(least, code[i]);
+    share_codes();
+    const uint32_t most = __vmaxu2(__vmaxu2(code[0], code[1]), __vmaxu2(code[2], code[3])),
+                   few = __vminu2(__vminu2(code[0], code[1]), __vminu2(code[2], code[3]));
+    unit = max(most & 0xffff, most >> 16);
     exact = unit < kE8m0Nan;
-    if (unit - least <= 14) return;
+    if (unit - min(few & 0xffff, few >> 16) <= 14) return;
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      if (unit - code[i] <= 14) continue;
+      if (unit - code_of_row(i) <= 14) continue;
       exact = exact && !((word[i][0] | word[i][1]) & 0x7f7f7f7fu);
-      if (exact) code[i] = static_cast<uint8_t>(unit - 14);  // of zeros
+      if (!exact) continue;  // else they are zeros, of any scale
+      const int shift = 16 * (i % 2);
+      code[i / 2] = code[i / 2] & ~(0xffffu << shift) | (unit - 14) << shift;
     }
   }
-  // Two elements of row i in f16, in multiples of the largest scale.
-  __device__ uint32_t pair(int i, int j) const {
-    const uint32_t factor = (code[i] + 15u - unit) * kOne;
-    return multiply_f16_pairs(decode_pair(word[i][j / 2], j % 2), factor);
-  }
+  static constexpr uint32_t kOne = 0x04000400u;  // of the exponents of two f16
 
-  __device__ Peaks<bf16> columns() const {
+  __device__ Peaks<bf16> columns() {
     Peaks<bf16> peaks;
     if (exact) {
       const float scale = factor_of(unit);
 #pragma unroll
-      for (int j = 0; j < kPatch / 2; ++j) {
-        uint32_t most = pair(0, j);
+      for (int i = 0; i < kPatch; ++i) {
+        const uint32_t both = __byte_perm(code[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
+        const uint32_t factor = both * 1024u + (15u - unit) * kOne;  // 2^(code - unit), twice
 #pragma unroll
-        for (int i = 1; i < kPatch; ++i) most = sm90::max_magnitude_f16x2(most, pair(i, j));
+        for (int j = 0; j < kPatch / 2; ++j)
+          half[i][j] = multiply_f16_pairs(decode_pair(word[i][j / 2], j % 2), factor);
+      }
+#pragma unroll
+      for (int j = 0; j < kPatch / 2; ++j) {
+        uint32_t most = half[0][j];
+#pragma unroll
+        for (int i = 1; i < kPatch; ++i) most = sm90::max_magnitude_f16x2(most, half[i][j]);
         const float2 two = floats_of_f16_pair(most);
         peaks.word[j] = __byte_perm(std::bit_cast<uint32_t>(two.x * scale),
                                     std::bit_cast<uint32_t>(two.y * scale), 0x7632);
@@ -191,12 +230,13 @@ struct Patch<e4m3> {
           peaks.word[j / 2] = Peaks<bf16>::higher(
               peaks.word[j / 2], __byte_perm(std::bit_cast<uint32_t>(x[j]),
                                              std::bit_cast<uint32_t>(x[j + 1]), 0x7632));
+        half[i][0] = word[i][0], half[i][1] = word[i][1];
       }
     }
     return peaks;
   }
 
-  // What turns pair() into e4m3, as pairs of f16. False where f16 has no such power of two.
+  // What turns `half` into e4m3, as pairs of f16. False where f16 has no such power of two.
   __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kPatch / 2]) const {
     // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30.
     const int less = 239 - static_cast<int>(unit);

@@ -1,4 +1,5 @@
-// Where patches come from: bf16 or f32 in memory, or the rowwise form.
+// Where patches come from: bf16 or f32 in memory, or the rowwise form. Fused ops have sources of
+// their own (swiglu/source.cuh, permute/source.cuh).
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -66,9 +67,33 @@ __device__ void store_row(T* to, int count, const uint32_t (&word)[kWords]) {
   }
 }
 
+struct Nothing {};
+
+// 8 or 16 bytes of each thread, from memory into shared memory, or zeros; and back into registers.
+template <class Piece>
+__device__ void stage_piece(Piece (&stage)[kThreads], const void* from, bool inside) {
+  if (inside)
+    __pipeline_memcpy_async(&stage[threadIdx.x], from, sizeof(Piece));
+  else
+    stage[threadIdx.x] = Piece{};
+}
+__device__ inline void staged_piece(const uint4 (&stage)[kThreads], uint32_t (&word)[4]) {
+  const uint4 four = stage[threadIdx.x];
+  word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+}
+
+// What most sources have in common: one tile per load, and nothing in shared memory but the stage.
+struct OneTile {
+  using Shared = Nothing;
+  using Held = Nothing;             // registers that take part of the next tile beside the stage
+  static constexpr int kParts = 1;  // tiles that one load brings, part_cols() apart
+  __device__ static constexpr int64_t part_cols() { return 0; }
+  __device__ static void hold(const TileSpan&, Held&) {}
+};
+
 // kAligned: every tensor of the op is, so that all accesses are of 8 or 16 bytes.
 template <class T, bool kIsAligned>
-struct FloatSource {
+struct FloatSource : OneTile {
   using Element = T;
   static constexpr bool kAligned = kIsAligned;
   static constexpr int kCtas = sizeof(T) == 2 ? 3 : 2;  // per SM: what registers allow
@@ -76,13 +101,17 @@ struct FloatSource {
   // A tile of bf16 waits in shared memory for its turn. One of f32 would take too much of it, and
   // has enough bytes on the way without.
   static constexpr bool kStaged = kAligned && sizeof(T) == 2;
-  const T* x;  // element (0, 0) of the panel once in_panel() was called
+  const T* x;  // element (0, 0) of the panel once at_rows() was called
   int64_t cols;
 
-  __device__ FloatSource in_panel(const Panels&, const Panel& panel) const {
-    return {x + panel.begin * cols, cols};
+  // The source as the CTA of these rows sees it. All threads call it; a barrier may be inside.
+  __device__ FloatSource at_rows(const Panels&, const RowTile& at, Shared&) const {
+    FloatSource source = *this;
+    source.x += at.panel.begin * cols;
+    return source;
   }
-  __device__ void load(const TileSpan& span, Patch<T>& patch) const {
+  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+    Patch<T>& patch = patches[0];
     const int row = patch_row(), count = span.cols - patch_col();
     const T* from = x + (span.row + row) * cols + span.col + patch_col();
 #pragma unroll
@@ -96,33 +125,24 @@ struct FloatSource {
     const int row = patch_row();
     const T* from = x + (span.row + row) * cols + span.col + patch_col();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols) {
-      const bool inside = row + i < span.rows && patch_col() < span.cols;
-      if (inside)
-        __pipeline_memcpy_async(&stage[i][threadIdx.x], from, sizeof(uint4));
-      else
-        stage[i][threadIdx.x] = uint4{};
-    }
+    for (int i = 0; i < kPatch; ++i, from += cols)
+      stage_piece(stage[i], from, row + i < span.rows && patch_col() < span.cols);
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, Patch<T>& patch) {
+  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      const uint4 four = stage[i][threadIdx.x];
-      patch.word[i][0] = four.x, patch.word[i][1] = four.y;
-      patch.word[i][2] = four.z, patch.word[i][3] = four.w;
-    }
+    for (int i = 0; i < kPatch; ++i) staged_piece(stage[i], patches[0].word[i]);
   }
 };
 
 // The rowwise form, with plain scales.
 template <bool kIsAligned>
-struct RowwiseSource {
+struct RowwiseSource : OneTile {
   using Element = e4m3;
   static constexpr bool kAligned = kIsAligned;
-  static constexpr bool kStaged = false;
-  static constexpr int kCtas = 2;
+  static constexpr bool kStaged = kAligned;
+  static constexpr int kCtas = kAligned ? 3 : 2;
   static constexpr int64_t kLongestRun = 8;  // it is arithmetic that takes the time here
   const e4m3* qdata;
   const e8m0* scale;
@@ -130,25 +150,56 @@ struct RowwiseSource {
   int row_shift, col_shift;  // log2 of a block's sides
   int64_t cols, scale_stride;
 
-  __device__ RowwiseSource in_panel(const Panels& panels, const Panel& panel) const {
-    const Place place = find_place(panels, panel, Form::kRowwise, block, ScaleLayout::kPlain);
+  __device__ RowwiseSource at_rows(const Panels& panels, const RowTile& at, Shared&) const {
+    const Place place = place_of(panels, at.panel, Form::kRowwise, block, ScaleLayout::kPlain);
     RowwiseSource source = *this;
     source.qdata += place.qdata;
     source.scale += place.scale;
     return source;
   }
-  __device__ void load(const TileSpan& span, Patch<e4m3>& patch) const {
-    const int row = patch_row(), count = span.cols - patch_col();
-    const int64_t first = span.row + row, col = span.col + patch_col();
-    const e4m3* from = qdata + first * cols + col;
-    // Eight columns are inside one block: those of a rowwise block are 32 or more.
-    const e8m0* codes = scale + (col >> col_shift);
+  __device__ void load(const TileSpan& span, Patch<e4m3> (&patches)[kParts]) const {
+    const e4m3* from = first(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols) {
-      const int left = row + i < span.rows ? count : 0;
-      load_row<kAligned>(from, left, patch.word[i]);
-      patch.code[i] = 0;
-      if (left > 0) patch.code[i] = codes[((first + i) >> row_shift) * scale_stride].code;
+    for (int i = 0; i < kPatch; ++i, from += cols)
+      load_row<kAligned>(from, patch_row() + i < span.rows ? span.cols - patch_col() : 0,
+                         patches[0].word[i]);
+    load_codes(span, patches[0].loaded);
+  }
+
+  using Held = uint8_t[2];
+  using Stage = uint2[kPatch][kThreads];
+  __device__ void hold(const TileSpan& span, Held& held) const { load_codes(span, held); }
+  __device__ void stage(const TileSpan& span, Stage& stage) const {
+    const e4m3* from = first(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, from += cols)
+      stage_piece(stage[i], from, patch_row() + i < span.rows && patch_col() < span.cols);
+    __pipeline_commit();
+  }
+  __device__ static void unstage(const Stage& stage, const Held& held,
+                                 Patch<e4m3> (&patches)[kParts]) {
+    patches[0].loaded[0] = held[0], patches[0].loaded[1] = held[1];
+    __pipeline_wait_prior(0);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      const uint2 two = stage[i][threadIdx.x];
+      patches[0].word[i][0] = two.x, patches[0].word[i][1] = two.y;
+    }
+  }
+
+ private:
+  __device__ const e4m3* first(const TileSpan& span) const {
+    return qdata + (span.row + patch_row()) * cols + span.col + patch_col();
+  }
+  // Four lanes are inside one block: the columns of a rowwise one are 32 or more.
+  __device__ void load_codes(const TileSpan& span, Held& codes) const {
+    const int row = patch_row() + lane_index() % 4 * 2;
+    const e8m0* from = scale + ((span.col + patch_col()) >> col_shift);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      codes[i] = 0;
+      if (row + i < span.rows && patch_col() / kMxBlock * kMxBlock < span.cols)
+        codes[i] = from[((span.row + row + i) >> row_shift) * scale_stride].code;
     }
   }
 };
@@ -156,13 +207,14 @@ struct RowwiseSource {
 template <bool kAligned>
 RowwiseSource<kAligned> rowwise_source(const e4m3* qdata, const e8m0* scale, Block block,
                                        int64_t cols) {
-  return {.qdata = qdata,
-          .scale = scale,
-          .block = block,
-          .row_shift = std::countr_zero(static_cast<unsigned>(block.rows)),
-          .col_shift = std::countr_zero(static_cast<unsigned>(block.cols)),
-          .cols = cols,
-          .scale_stride = ceil_div<int64_t>(cols, block.cols)};
+  return {{},
+          qdata,
+          scale,
+          block,
+          std::countr_zero(static_cast<unsigned>(block.rows)),
+          std::countr_zero(static_cast<unsigned>(block.cols)),
+          cols,
+          ceil_div<int64_t>(cols, block.cols)};
 }
 
 template <class F>

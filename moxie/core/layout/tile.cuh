@@ -24,13 +24,13 @@ struct Raster {
   int64_t work() const { return row_tiles * runs; }
 };
 
-inline Raster make_raster(const Panels& panels, int64_t row_tiles, bool rows_first,
+inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
                           int64_t longest) {
-  constexpr int64_t kEnough = 8192;  // CTAs of a launch
+  const int64_t enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
   // Up to a tile per group is there for nothing, and takes a search to find that out.
   if (panels.offs && panels.count * 16 > row_tiles) longest *= 2;
-  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
-  const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, longest), 1);
+  const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
+  const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t runs = ceil_div<int64_t>(col_tiles, length);
   return {.step = runs * kTileCols,
           .row_tiles = row_tiles,
@@ -71,6 +71,13 @@ struct alignas(16) ByteTile {
   }
   __device__ void store(int line, int index, const uint4& v) {
     const_cast<uint4&>(chunk(line, index)) = line / kPatch % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
+  }
+  // The same from memory, which no register waits for.
+  __device__ void copy(int line, int index, const e4m3* from) {
+    auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
+    const int first = line / kPatch % 2;
+    __pipeline_memcpy_async(halves + first, from, sizeof(uint2));
+    __pipeline_memcpy_async(halves + 1 - first, from + sizeof(uint2), sizeof(uint2));
   }
 
  private:
@@ -124,9 +131,8 @@ __device__ void turn_patch(ByteTile& tile, int rows, const Patch<Element>& patch
 #pragma unroll
           for (int k = 0; k < 4; ++k)
             four[k] =
-                encode_pair(multiply_f16_pairs(patch.pair(i + k, j / 2), factor[j / 2])) |
-                encode_pair(multiply_f16_pairs(patch.pair(i + k, j / 2 + 1), factor[j / 2 + 1]))
-                    << 16;
+                encode_pairs(multiply_f16_pairs(patch.half[i + k][j / 2], factor[j / 2]),
+                             multiply_f16_pairs(patch.half[i + k][j / 2 + 1], factor[j / 2 + 1]));
           transpose(four);
 #pragma unroll
           for (int k = 0; k < 4; ++k) piece[j + k][i / 4] = four[k];
@@ -180,21 +186,26 @@ __device__ uint4 load_piece(const e4m3* from, int count) {
 }
 
 // Calls f(line, index of a 16-byte chunk) so that neighbouring threads have neighbouring chunks.
+inline constexpr int kLineChunks = kTileRows / kColwisePiece;
+inline constexpr int kChunkLines = kThreads / kLineChunks;  // between the chunks of a thread
+
 template <class F>
 __device__ void for_each_chunk(F&& f) {
-  constexpr int kChunks = kTileRows / kColwisePiece, kStep = kThreads / kChunks;
-  const int index = threadIdx.x % kChunks;
+  const int index = threadIdx.x % kLineChunks;
 #pragma unroll
-  for (int i = 0; i < kTileCols / kStep; ++i) f(threadIdx.x / kChunks + i * kStep, index);
+  for (int i = 0; i < kTileCols / kChunkLines; ++i)
+    f(threadIdx.x / kLineChunks + i * kChunkLines, index);
 }
 
 template <bool kAligned>
 __device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
-  for_each_chunk([&](int line, int index) {
-    store_piece<kAligned>(out.qdata + line * out.stride + index * kColwisePiece,
-                          tile.load(line, index),
-                          line < out.outer ? out.k - index * kColwisePiece : 0);
-  });
+  const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
+  const int64_t step = kChunkLines * out.stride;
+  e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
+#pragma unroll
+  for (int i = 0; i < kTileCols; i += kChunkLines, to += step)
+    store_piece<kAligned>(to, tile.load(line + i, index),
+                          line + i < out.outer ? out.k - index * kColwisePiece : 0);
 }
 
 // The parts of an operand that no group covers. Pieces are those of the operand's form.

@@ -52,6 +52,23 @@ void permute(const PermuteArgs& args, const Exec& exec) {
   fail_without_cuda(kOp);
 }
 
+void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec) {
+  constexpr const char* kOp = "permute_quantize";
+  check_matrix(kOp, "x", args.x.shape);
+  const int64_t rows = args.slot_of.dim(0);
+  MOXIE_CHECK(args.top_k >= 1, kOp, ": top_k must be 1 or more, got ", args.top_k);
+  check_shape(kOp, "slot_of", args.slot_of.shape, {args.x.dim(0) * args.top_k});
+  check_indices(kOp, "slot_of", args.slot_of, rows, exec.backend);
+  const Panels panels = check_forms(kOp, {rows, args.x.dim(1)}, args.forms, exec.backend);
+  switch (exec.backend) {
+    case Backend::kRef: return ref::permute_quantize(args);
+    case Backend::kCpu: return cpu::permute_quantize(args, panels, exec);
+    case Backend::kCuda:
+      if constexpr (kHasCuda) return cuda::permute_quantize(args, panels, exec.stream);
+  }
+  fail_without_cuda(kOp);
+}
+
 void unpermute(const UnpermuteArgs& args, const Exec& exec) {
   constexpr const char* kOp = "unpermute";
   check_matrix(kOp, "rows", args.rows.shape);

@@ -3,6 +3,7 @@
 #include "moxie/core/base/parallel.h"
 #include "moxie/core/permute/backends.h"
 #include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/simd/quantize.h"
 
 #define MOXIE_ISA_BODY "moxie/core/permute/permute_cpu.inc"
 #include "moxie/core/simd/foreach_isa.h"
@@ -59,6 +60,23 @@ void unpermute_weights_as(const UnpermuteWeightsArgs& args, const Exec& exec) {
   });
 }
 
+template <class T>
+void permute_quantize_as(const PermuteQuantizeArgs& args, const Panels& panels, const Exec& exec) {
+  const auto kernel = pick_isa("permute_quantize", exec, MOXIE_EACH_ISA(quantize_tile<T>));
+  const auto* x = static_cast<const T*>(args.x.data);
+  quantize_tiles<ValueScratch<T>>(
+      args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
+      [&](const PanelSpan& tile, const PanelSpan*, const Targets& to, ValueScratch<T>& scratch) {
+        const Span& span = tile.span;
+        for (int r = 0; r < span.rows; ++r) {
+          const int64_t slot = args.slot_of.data[tile.panel->begin + span.row + r];
+          std::memcpy(scratch.row(r), x + slot / args.top_k * panels.cols + span.col,
+                      span.cols * sizeof(T));
+        }
+        kernel(scratch.of(span), args.forms.rule, to.rowwise, to.colwise, scratch.tile);
+      });
+}
+
 }  // namespace
 
 void permute(const PermuteArgs& args, const Exec& exec) {
@@ -80,6 +98,13 @@ void unpermute_weights(const UnpermuteWeightsArgs& args, const Exec& exec) {
     unpermute_weights_as<bf16>(args, exec);
   else
     unpermute_weights_as<float>(args, exec);
+}
+
+void permute_quantize(const PermuteQuantizeArgs& args, const Panels& panels, const Exec& exec) {
+  if (args.x.format == Format::kBf16)
+    permute_quantize_as<bf16>(args, panels, exec);
+  else
+    permute_quantize_as<float>(args, panels, exec);
 }
 
 }  // namespace moxie::cpu

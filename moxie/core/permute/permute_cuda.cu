@@ -1,18 +1,16 @@
-#include <cuda_bf16.h>
-
-#include "moxie/core/base/cuda.cuh"
 #include "moxie/core/permute/backends.h"
+#include "moxie/core/permute/source.cuh"
 
 namespace moxie::cuda {
 namespace {
 
-__device__ void put(float* to, float value) { *to = value; }
-__device__ void put(__nv_bfloat16* to, float value) { *to = __float2bfloat16(value); }
+// Eight elements as words.
+template <class T>
+using Chunk = uint32_t[kPatch * sizeof(T) / 4];
 
-// Indices come from the caller and are not to be trusted.
-__device__ int64_t in_range(int32_t index, int64_t end) {
-  return min<int64_t>(max<int64_t>(index, 0), end - 1);
-}
+// Chunks that a lane has on the way at once: enough for the memory, whatever a row's length.
+template <class T>
+constexpr int kInFlight = 16 / static_cast<int>(sizeof(T));
 
 template <class T>
 struct PermuteParams {
@@ -24,7 +22,7 @@ struct PermuteParams {
 };
 
 // One warp per row.
-template <class T>
+template <class T, bool kAligned>
 __global__ __launch_bounds__(kThreads) void permute_kernel(
     const __grid_constant__ PermuteParams<T> p) {
   const int64_t row = work_index() * kWarps + warp_index();
@@ -33,11 +31,25 @@ __global__ __launch_bounds__(kThreads) void permute_kernel(
   const T* from = p.x + slot / p.top_k * p.dim;
   T* to = p.rows + row * p.dim;
   const float weight = p.weights ? p.weights[slot] : 1.f;
-  for (int64_t d = lane_index(); d < p.dim; d += kWarp) {
-    if (p.weights)
-      put(to + d, static_cast<float>(from[d]) * weight);
-    else
-      to[d] = from[d];
+#pragma unroll 1
+  for (int64_t first = lane_index() * kPatch; first < p.dim;
+       first += kWarp * kPatch * kInFlight<T>) {
+    Chunk<T> chunk[kInFlight<T>];
+    const auto at = [&](int i) { return first + i * kWarp * kPatch; };
+    const auto left = [&](int i) { return clip(p.dim - at(i), kPatch); };
+#pragma unroll
+    for (int i = 0; i < kInFlight<T>; ++i) load_row<kAligned>(from + at(i), left(i), chunk[i]);
+#pragma unroll
+    for (int i = 0; i < kInFlight<T>; ++i) {
+      if (p.weights) {
+        float x[kPatch];
+        to_floats(chunk[i], x);
+#pragma unroll
+        for (float& value : x) value *= weight;
+        to_words(x, chunk[i]);
+      }
+      store_row<kAligned>(to + at(i), left(i), chunk[i]);
+    }
   }
 }
 
@@ -50,21 +62,54 @@ struct UnpermuteParams {
   int64_t tokens, top_k, dim;
 };
 
-// One warp per token.
-template <class T>
+// One warp per token. kSlots of its rows are read at a time, in as many columns as keep the memory
+// busy; sums run over slots in order.
+template <class T, bool kAligned, int kSlots>
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(
     const __grid_constant__ UnpermuteParams<T> p) {
+  constexpr int kColumns = kInFlight<T> / kSlots;
   const int64_t token = work_index() * kWarps + warp_index();
   if (token >= p.tokens) return;
-  const int64_t slots = p.tokens * p.top_k;
-  for (int64_t d = lane_index(); d < p.dim; d += kWarp) {
-    float sum = 0;
-    for (int64_t slot = token * p.top_k; slot < (token + 1) * p.top_k; ++slot) {
-      const auto value = static_cast<float>(p.rows[in_range(p.row_of[slot], slots) * p.dim + d]);
-      // Rounded product by product, as on a CPU.
-      sum = __fadd_rn(sum, p.weights ? __fmul_rn(p.weights[slot], value) : value);
+  const int64_t slots = p.tokens * p.top_k, first_slot = token * p.top_k;
+#pragma unroll 1
+  for (int64_t first = lane_index() * kPatch; first < p.dim; first += kWarp * kPatch * kColumns) {
+    const auto at = [&](int c) { return first + c * kWarp * kPatch; };
+    const auto left = [&](int c) { return clip(p.dim - at(c), kPatch); };
+    float sum[kColumns][kPatch] = {};
+#pragma unroll 1
+    for (int64_t j = 0; j < p.top_k; j += kSlots) {
+      Chunk<T> chunk[kSlots][kColumns];
+      float weight[kSlots];
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        const bool inside = j + s < p.top_k;
+        const int64_t slot = first_slot + (inside ? j + s : 0);
+        weight[s] = inside && p.weights ? p.weights[slot] : 1.f;
+        const T* row = p.rows + in_range(p.row_of[slot], slots) * p.dim;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c)
+          load_row<kAligned>(row + at(c), inside ? left(c) : 0, chunk[s][c]);
+      }
+#pragma unroll
+      for (int s = 0; s < kSlots; ++s) {
+        if (j + s >= p.top_k) break;
+#pragma unroll
+        for (int c = 0; c < kColumns; ++c) {
+          float x[kPatch];
+          to_floats(chunk[s][c], x);
+          // Rounded product by product, as on a CPU. A weight of 1 changes nothing.
+#pragma unroll
+          for (int e = 0; e < kPatch; ++e)
+            sum[c][e] = __fadd_rn(sum[c][e], __fmul_rn(weight[s], x[e]));
+        }
+      }
     }
-    put(p.x + token * p.dim + d, sum);
+#pragma unroll
+    for (int c = 0; c < kColumns; ++c) {
+      Chunk<T> chunk;
+      to_words(sum[c], chunk);
+      store_row<kAligned>(p.x + token * p.dim + at(c), left(c), chunk);
+    }
   }
 }
 
@@ -76,29 +121,52 @@ struct WeightsParams {
   int64_t slots, top_k, dim;
 };
 
-// One warp per slot; the lanes are kDotLanes.
-template <class T>
+// Eight lanes per slot: each of their loads is a whole line of bf16. A lane has eight neighbouring
+// columns of every kDotLanes, so eight of the partial sums, in the order of the reference.
+constexpr int kSlotLanes = kDotLanes / kPatch;
+constexpr int kWarpSlots = kWarp / kSlotLanes;
+
+template <class T, bool kAligned>
 __global__ __launch_bounds__(kThreads) void weights_kernel(
     const __grid_constant__ WeightsParams<T> p) {
-  static_assert(kDotLanes == kWarp);
-  const int64_t slot = work_index() * kWarps + warp_index();
-  if (slot >= p.slots) return;
-  const T* dout = p.dout + slot / p.top_k * p.dim;
-  const T* row = p.rows + in_range(p.row_of[slot], p.slots) * p.dim;
-  float sum = 0;
-  for (int64_t d = lane_index(); d < p.dim; d += kWarp)
-    sum = __fadd_rn(sum, __fmul_rn(static_cast<float>(dout[d]), static_cast<float>(row[d])));
-  for (int step = kWarp / 2; step > 0; step /= 2)
-    sum = __fadd_rn(sum, __shfl_down_sync(~0u, sum, step));
-  if (lane_index() == 0) p.dweights[slot] = sum;
-}
-
-template <class F>
-void with_type(Format format, F&& f) {
-  if (format == Format::kF32)
-    f.template operator()<float>();
-  else
-    f.template operator()<__nv_bfloat16>();
+  constexpr int kSteps = kInFlight<T> / 2;
+  const int part = lane_index() % kSlotLanes;
+  const int64_t slot =
+      (work_index() * kWarps + warp_index()) * kWarpSlots + lane_index() / kSlotLanes;
+  // No lane leaves before the shuffles.
+  const int64_t mine = min<int64_t>(slot, p.slots - 1);
+  const T* dout = p.dout + mine / p.top_k * p.dim;
+  const T* row = p.rows + in_range(p.row_of[mine], p.slots) * p.dim;
+  float sum[kPatch] = {};
+#pragma unroll 1
+  for (int64_t first = part * kPatch; first < p.dim; first += kDotLanes * kSteps) {
+    Chunk<T> a[kSteps], b[kSteps];
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const int64_t at = first + i * kDotLanes;
+      const int left = clip(p.dim - at, kPatch);
+      load_row<kAligned>(row + at, left, b[i]);
+      load_row<kAligned>(dout + at, left, a[i]);
+    }
+    // Past the last column there are zeros, which change no sum.
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      float x[kPatch], y[kPatch];
+      to_floats(a[i], x), to_floats(b[i], y);
+#pragma unroll
+      for (int e = 0; e < kPatch; ++e) sum[e] = __fadd_rn(sum[e], __fmul_rn(x[e], y[e]));
+    }
+  }
+#pragma unroll
+  for (int step = kSlotLanes / 2; step > 0; step /= 2)
+#pragma unroll
+    for (float& value : sum) value = __fadd_rn(value, __shfl_down_sync(~0u, value, step));
+#pragma unroll
+  for (int step = kPatch / 2; step > 0; step /= 2)
+#pragma unroll
+    for (int e = 0; e < kPatch / 2; ++e)
+      if (e < step) sum[e] = __fadd_rn(sum[e], sum[e + step]);
+  if (part == 0 && slot < p.slots) p.dweights[slot] = sum[0];
 }
 
 int64_t ctas(int64_t warps) { return ceil_div<int64_t>(warps, kWarps); }
@@ -106,7 +174,7 @@ int64_t ctas(int64_t warps) { return ceil_div<int64_t>(warps, kWarps); }
 }  // namespace
 
 void permute(const PermuteArgs& args, void* stream) {
-  with_type(args.x.format, [&]<class T>() {
+  with_format(args.x.format, [&]<class T>() {
     const PermuteParams<T> params{.x = static_cast<const T*>(args.x.data),
                                   .slot_of = args.slot_of.data,
                                   .weights = args.weights ? args.weights->data : nullptr,
@@ -114,14 +182,18 @@ void permute(const PermuteArgs& args, void* stream) {
                                   .num_rows = args.slot_of.dim(0),
                                   .top_k = args.top_k,
                                   .dim = args.x.dim(1)};
-    launch({"permute", stream, ctas(params.num_rows)}, permute_kernel<T>, params);
+    const bool aligned =
+        is_aligned(params.x, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    with_alignment(aligned, [&]<bool kAligned>() {
+      launch({"permute", stream, ctas(params.num_rows)}, permute_kernel<T, kAligned>, params);
+    });
   });
 }
 
 void unpermute(const UnpermuteArgs& args, void* stream) {
   const int64_t tokens = args.x.dim(0);
   if (tokens == 0) return;
-  with_type(args.x.format, [&]<class T>() {
+  with_format(args.x.format, [&]<class T>() {
     const UnpermuteParams<T> params{.rows = static_cast<const T*>(args.rows.data),
                                     .row_of = args.row_of.data,
                                     .weights = args.weights ? args.weights->data : nullptr,
@@ -129,14 +201,24 @@ void unpermute(const UnpermuteArgs& args, void* stream) {
                                     .tokens = tokens,
                                     .top_k = args.row_of.dim(0) / tokens,
                                     .dim = args.x.dim(1)};
-    launch({"unpermute", stream, ctas(tokens)}, unpermute_kernel<T>, params);
+    const bool aligned =
+        is_aligned(params.x, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    const auto start = [&](auto kernel) {
+      launch({"unpermute", stream, ctas(tokens)}, kernel, params);
+    };
+    if (!aligned)
+      start(unpermute_kernel<T, false, 2>);
+    else if (params.top_k <= 2)
+      start(unpermute_kernel<T, true, 2>);
+    else
+      start(unpermute_kernel<T, true, 4>);
   });
 }
 
 void unpermute_weights(const UnpermuteWeightsArgs& args, void* stream) {
   const int64_t tokens = args.dout.dim(0), slots = args.row_of.dim(0);
-  if (tokens == 0) return;
-  with_type(args.dout.format, [&]<class T>() {
+  if (tokens == 0 || slots == 0) return;
+  with_format(args.dout.format, [&]<class T>() {
     const WeightsParams<T> params{.dout = static_cast<const T*>(args.dout.data),
                                   .rows = static_cast<const T*>(args.rows.data),
                                   .row_of = args.row_of.data,
@@ -144,7 +226,12 @@ void unpermute_weights(const UnpermuteWeightsArgs& args, void* stream) {
                                   .slots = slots,
                                   .top_k = slots / tokens,
                                   .dim = args.dout.dim(1)};
-    launch({"unpermute_weights", stream, ctas(slots)}, weights_kernel<T>, params);
+    const bool aligned =
+        is_aligned(params.dout, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    with_alignment(aligned, [&]<bool kAligned>() {
+      launch({"unpermute_weights", stream, ctas(ceil_div<int64_t>(slots, kWarpSlots))},
+             weights_kernel<T, kAligned>, params);
+    });
   });
 }
 

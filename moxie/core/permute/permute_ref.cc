@@ -46,4 +46,13 @@ void unpermute_weights(const UnpermuteWeightsArgs& args) {
   }
 }
 
+// By definition: permute, then quantize.
+void permute_quantize(const PermuteQuantizeArgs& args) {
+  const Exec exec{.backend = Backend::kRef};
+  const Values rows(args.x.format, {args.slot_of.dim(0), args.x.dim(1)});
+  moxie::permute({.x = args.x, .slot_of = args.slot_of, .top_k = args.top_k, .rows = rows.view},
+                 exec);
+  moxie::quantize(args_of(rows.in(), args.forms), exec);
+}
+
 }  // namespace moxie::ref

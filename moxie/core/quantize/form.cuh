@@ -69,22 +69,23 @@ __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
 template <Form kForm>
 struct LineScales {
   e8m0* to;
-  int64_t step;  // to the next tile of the run
+  int64_t step;  // to the tile beside this one
 
   // outer and k are of the tile's first element.
   __device__ LineScales(const FormParams<kForm>& form, const Place& place, int64_t outer, int64_t k,
-                        int line, int64_t run_step) {
+                        int line) {
     constexpr bool kRowwise = kForm == Form::kRowwise;
     to = form.scale + place.scale;
     if (form.layout == ScaleLayout::kPlain) {
       to += ((outer + line) >> form.outer_shift) * place.scale_stride + (k >> form.k_shift);
-      step =
-          kRowwise ? run_step >> form.k_shift : (run_step >> form.outer_shift) * place.scale_stride;
+      step = kRowwise ? kTileCols >> form.k_shift
+                      : (kTileCols >> form.outer_shift) * place.scale_stride;
     } else {
       to += swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
-      step = run_step / kTileCols * kScaleTileBytes * (kRowwise ? 1 : place.scale_stride);
+      step = kScaleTileBytes * (kRowwise ? 1 : place.scale_stride);
     }
   }
+  __device__ void move(int tiles) { to += tiles * step; }
 
   __device__ void store(const FormParams<kForm>& form, const TileOperand& out, int line,
                         uint32_t codes) const {
@@ -110,10 +111,9 @@ struct ColumnScales {
   LineScales<Form::kColwise> first;
 
   __device__ ColumnScales(const FormParams<Form::kColwise>& form, const Place& place, int64_t col,
-                          int64_t row, int64_t run_step)
+                          int64_t row)
       : by_four(form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift),
-        first(form, place, col, row, by_four ? threadIdx.x / kMaxRowBlocks : threadIdx.x,
-              run_step) {
+        first(form, place, col, row, by_four ? threadIdx.x / kMaxRowBlocks : threadIdx.x) {
     if (by_four) first.to += threadIdx.x % kMaxRowBlocks;
   }
 
@@ -150,7 +150,7 @@ __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, con
     zero<kAligned, std::conditional_t<kRowwise, uint2, uint4>>(out);
     if (const int line = threadIdx.x;
         form.layout == ScaleLayout::kPlain && line < kTileRows && line < out.outer)
-      LineScales<kForm>(form, place, kRowwise ? at.row : col, kRowwise ? col : at.row, line, 0)
+      LineScales<kForm>(form, place, kRowwise ? at.row : col, kRowwise ? col : at.row, line)
           .store(form, out, line, 0);
   }
 }

@@ -5,12 +5,18 @@
 
 namespace moxie {
 
+Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& forms,
+                   Backend backend) {
+  MOXIE_CHECK(forms.rowwise || forms.colwise, op,
+              ": at least one of the forms rowwise and colwise must be asked for");
+  const Panels panels = make_panels(op, x, forms.offs, backend);
+  if (forms.rowwise) check_operand(op, Form::kRowwise, *forms.rowwise, x, panels);
+  if (forms.colwise) check_operand(op, Form::kColwise, *forms.colwise, x, panels);
+  return panels;
+}
+
 void quantize(const QuantizeArgs& args, const Exec& exec) {
-  MOXIE_CHECK(args.rowwise || args.colwise,
-              "quantize: at least one of the forms rowwise and colwise must be asked for");
-  const Panels panels = make_panels("quantize", args.x.shape, args.offs, exec.backend);
-  if (args.rowwise) check_operand("quantize", Form::kRowwise, *args.rowwise, args.x.shape, panels);
-  if (args.colwise) check_operand("quantize", Form::kColwise, *args.colwise, args.x.shape, panels);
+  const Panels panels = check_forms("quantize", args.x.shape, forms_of(args), exec.backend);
   switch (exec.backend) {
     case Backend::kRef: return ref::quantize(args, panels);
     case Backend::kCpu: return cpu::quantize(args, panels, exec);

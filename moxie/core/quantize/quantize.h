@@ -19,6 +19,23 @@ struct QuantizeArgs {
   ScaleRule rule = ScaleRule::kRceil;
 };
 
+// What is asked of any op that quantizes; the ops fused with another one are given just this.
+struct QuantizeForms {
+  OptionalOffs offs = std::nullopt;
+  std::optional<Operand> rowwise = std::nullopt, colwise = std::nullopt;
+  ScaleRule rule = ScaleRule::kRceil;
+};
+constexpr QuantizeForms forms_of(const QuantizeArgs& args) {
+  return {args.offs, args.rowwise, args.colwise, args.rule};
+}
+constexpr QuantizeArgs args_of(const ConstFloatView& x, const QuantizeForms& forms) {
+  return {x, forms.offs, forms.rowwise, forms.colwise, forms.rule};
+}
+
+// Checks the forms of an x of this shape, and says how its rows fall into panels.
+Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& forms,
+                   Backend backend);
+
 // Every byte of every result is defined: rows that no group covers, the zeros that pad a group's
 // tail and the padding of swizzled scales are 0.
 void quantize(const QuantizeArgs& args, const Exec& exec);

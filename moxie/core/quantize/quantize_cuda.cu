@@ -4,13 +4,12 @@
 namespace moxie::cuda {
 
 void quantize(const QuantizeArgs& args, const Panels& panels, void* stream) {
-  const QuantizeForms forms{
-      .op = "quantize", .rowwise = args.rowwise, .colwise = args.colwise, .rule = args.rule};
+  const QuantizeForms forms = forms_of(args);
   with_format(args.x.format, [&]<class T>() {
     const auto* x = static_cast<const T*>(args.x.data);
-    const bool aligned = is_aligned(x, panels.cols, kPatch) && forms.is_aligned();
-    with_alignment(aligned, [&]<bool kAligned>() {
-      launch_quantize(forms, panels, FloatSource<T, kAligned>{x, panels.cols}, stream);
+    with_alignment(is_aligned(x, panels.cols, kPatch) && are_aligned(forms), [&]<bool kAligned>() {
+      launch_quantize("quantize", forms, panels, FloatSource<T, kAligned>{{}, x, panels.cols},
+                      stream);
     });
   });
 }

@@ -1,12 +1,14 @@
-// The kernel of quantize and of requantize, which differ in where a tile comes from. A CTA takes a
-// run of tiles side by side. It reads each once, into registers; the amax of rows goes through
-// shuffles, that of columns through shared memory; the rowwise form is stored from registers, the
-// colwise one is turned round in shared memory. docs/kernels/quantize.md has the reasons.
+// The kernel of quantize, of requantize and of the ops fused with them, which differ in where a
+// tile comes from. A CTA takes a run of tiles side by side. It reads each once, into registers; the
+// amax of rows goes through shuffles, that of columns through shared memory; the rowwise form is
+// stored from registers, the colwise one is turned round in shared memory. docs/kernels/quantize.md
+// has the reasons.
 #pragma once
 
 #include <type_traits>
 
 #include "moxie/core/quantize/form.cuh"
+#include "moxie/core/quantize/quantize.h"
 
 namespace moxie::cuda {
 
@@ -20,8 +22,6 @@ struct QuantizeParams {
   int64_t alignment;  // of colwise groups
   Raster raster;
 };
-
-struct Nothing {};
 
 // Both the amax of columns and their turn need barriers, which leave registers waiting; a stage
 // keeps bytes on the way meanwhile.
@@ -43,6 +43,7 @@ struct QuantizeStorage {
   alignas(8) uint8_t col_code[4][kTileCols];          // one per 32 rows
   std::conditional_t<kColwise, ByteTile, Nothing> tile;
   Place rowwise, colwise;
+  typename Source::Shared source;
   RowTileSearch search;
 };
 
@@ -107,9 +108,10 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
                              int64_t col) {
   using Element = typename Source::Element;
   using Peak = typename Patch<Element>::Peak;
-  const int64_t cols = p.panels.cols, step = p.raster.step;
+  constexpr int kParts = Source::kParts;
+  const int64_t cols = p.panels.cols / kParts, step = p.raster.step;
   const bool tall = kRowwise && p.rowwise.block.rows > 1;
-  const Source source = p.source.in_panel(p.panels, at.panel);
+  const Source source = p.source.at_rows(p.panels, at, s.source);
   const int rows = clip(at.panel.rows - at.row, kTileRows);
   const auto span_at = [&](int64_t c) {
     return TileSpan{.row = at.row, .col = c, .rows = rows, .cols = clip(cols - c, kTileCols)};
@@ -118,64 +120,74 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
   if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
   const int line = warp_index() * kWarpRows + lane_index() % kWarpRows;
-  LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line, step);
-  ColumnScales col_scales(p.colwise, s.colwise, col, at.row, step);
+  LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line);
+  ColumnScales col_scales(p.colwise, s.colwise, col, at.row);
 
-  Patch<Element> patch;
+  Patch<Element> patches[kParts];
+  [[maybe_unused]] typename Source::Held held;
   constexpr bool kStaged = Source::kStaged && kColwise;
   const auto load = [&](int64_t c) {
     if constexpr (kStaged)
       source.stage(span_at(c), s.stage);
     else
-      source.load(span_at(c), patch);
+      source.load(span_at(c), patches);
   };
   load(col);
+  if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
-    if constexpr (kStaged) source.unstage(s.stage, patch);
-    patch.prepare();
+    if constexpr (kStaged) source.unstage(s.stage, held, patches);
     row_out.k = col_out.outer = clip(cols - col, kTileCols);
-    if (kColwise || tall) {
-      Peaks<Peak> mine = patch.columns();
-      raise_over_lanes<kPatchLanes>(mine);
-      if (lane_index() < kPatchLanes) s.columns[warp_index()][lane_index()] = mine;
-    }
-    // What was staged has been read: the amax above has seen it.
-    if (kStaged && col + step < cols) load(col + step);
-    if (tall) __syncthreads();
-    if constexpr (kRowwise) {
-      Peaks<Peak> peaks;
-      if (tall) {
-        peaks = block_peaks(s.columns, p.rowwise.block);
-      } else {
-        peaks = patch.rows();
-        raise_over_lanes<kMxBlock / kPatch - 1>(peaks);
-        if (p.rowwise.block.cols > kMxBlock)
-          raise_over_lanes<kPatchLanes - kMxBlock / kPatch>(peaks);
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      Patch<Element>& patch = patches[part];
+      const int64_t moved =
+          part + 1 < kParts ? source.part_cols() : step - (kParts - 1) * source.part_cols();
+      patch.prepare();
+      if constexpr (kStaged)
+        if (part + 1 == kParts && col + step < cols) source.hold(span_at(col + step), held);
+      if (kColwise || tall) {
+        Peaks<Peak> mine = patch.columns();
+        raise_over_lanes<kPatchLanes>(mine);
+        if (lane_index() < kPatchLanes) s.columns[warp_index()][lane_index()] = mine;
       }
-      quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
-      if (lane_index() < kWarpRows)
-        row_scales.store(p.rowwise, row_out, line,
-                         *reinterpret_cast<const uint32_t*>(s.row_code[line]));
-      __syncwarp();
-      row_out.qdata += step;
-      row_scales.to += row_scales.step;
-    }
-    if constexpr (kColwise) {
-      if (!tall) __syncthreads();
-      quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
-                       rows);
-    }
+      // What was staged has been read: the amax above has seen it.
+      if (kStaged && part == 0 && col + step < cols) load(col + step);
+      if (tall) __syncthreads();
+      if constexpr (kRowwise) {
+        Peaks<Peak> peaks;
+        if (tall) {
+          peaks = block_peaks(s.columns, p.rowwise.block);
+        } else {
+          peaks = patch.rows();
+          raise_over_lanes<kMxBlock / kPatch - 1>(peaks);
+          if (p.rowwise.block.cols > kMxBlock)
+            raise_over_lanes<kPatchLanes - kMxBlock / kPatch>(peaks);
+        }
+        quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
+        if (lane_index() < kWarpRows)
+          row_scales.store(p.rowwise, row_out, line,
+                           *reinterpret_cast<const uint32_t*>(s.row_code[line]));
+        __syncwarp();
+        row_out.qdata += moved;
+        row_scales.move(static_cast<int>(moved / kTileCols));
+      }
+      if constexpr (kColwise) {
+        if (!tall) __syncthreads();
+        quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
+                         rows);
+      }
 
-    // At the latest: the next tile travels while this one leaves shared memory.
-    if (!kStaged && col + step < cols) load(col + step);
-    col += step;
-    if (kColwise || tall) __syncthreads();
-    if constexpr (kColwise) {
-      store_tile<Source::kAligned>(col_out, s.tile);
-      col_scales.store(p.colwise, s.colwise, col_out, s.col_code);
-      col_out.qdata += step * col_out.stride;
-      col_scales.first.to += col_scales.first.step;
+      // At the latest: the next tile travels while this one leaves shared memory.
+      if (!kStaged && part + 1 == kParts && col + step < cols) load(col + step);
+      if (kColwise || tall) __syncthreads();
+      if constexpr (kColwise) {
+        store_tile<Source::kAligned>(col_out, s.tile);
+        col_scales.store(p.colwise, s.colwise, col_out, s.col_code);
+        col_out.qdata += moved * col_out.stride;
+        col_scales.first.move(static_cast<int>(moved / kTileCols));
+      }
     }
+    col += step;
     if (col >= cols) break;
   }
 }
@@ -188,9 +200,9 @@ __global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
   if (tile >= p.raster.row_tiles) return;
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
   if (kRowwise && threadIdx.x == 0)
-    s.rowwise = find_place(p.panels, at.panel, Form::kRowwise, p.rowwise.block, p.rowwise.layout);
+    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.rowwise.block, p.rowwise.layout);
   if (kColwise && threadIdx.x == kWarp)
-    s.colwise = find_place(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
+    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
   __syncthreads();
   const int64_t col = static_cast<int64_t>(run) * kTileCols;
   if (!at.tail) {
@@ -210,32 +222,27 @@ __global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
 }
 
 // The host's part: params from checked arguments, and the launch.
-struct QuantizeForms {
-  std::string_view op;
-  const std::optional<Operand>& rowwise;
-  const std::optional<Operand>& colwise;
-  ScaleRule rule;
-
-  bool is_aligned() const {
-    return cuda::is_aligned(rowwise, kRowwisePiece) && cuda::is_aligned(colwise, kColwisePiece);
-  }
-};
+inline bool are_aligned(const QuantizeForms& forms) {
+  return is_aligned(forms.rowwise, kRowwisePiece) && is_aligned(forms.colwise, kColwisePiece);
+}
 
 template <class Source>
-void launch_quantize(const QuantizeForms& forms, const Panels& panels, const Source& source,
-                     void* stream) {
+void launch_quantize(std::string_view op, const QuantizeForms& forms, const Panels& panels,
+                     const Source& source, void* stream) {
   const int64_t alignment = forms.colwise ? forms.colwise->block.rows : 1;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
-  const QuantizeParams<Source> params{
-      .panels = panels,
-      .source = source,
-      .rowwise = form_params<Form::kRowwise>(forms.rowwise),
-      .colwise = form_params<Form::kColwise>(forms.colwise),
-      .choice = choice_of(forms.rule),
-      .alignment = alignment,
-      .raster = make_raster(panels, row_tiles, !forms.rowwise && panels.offs, Source::kLongestRun)};
+  const int64_t cols = panels.cols / Source::kParts;
+  const Raster raster =
+      make_raster(panels, cols, row_tiles, !forms.rowwise && panels.offs, Source::kLongestRun);
+  const QuantizeParams<Source> params{.panels = panels,
+                                      .source = source,
+                                      .rowwise = form_params<Form::kRowwise>(forms.rowwise),
+                                      .colwise = form_params<Form::kColwise>(forms.colwise),
+                                      .choice = choice_of(forms.rule),
+                                      .alignment = alignment,
+                                      .raster = raster};
   const auto start = [&]<bool kRowwise, bool kColwise>() {
-    launch({.op = forms.op,
+    launch({.op = op,
             .stream = stream,
             .work = params.raster.work(),
             .shared_bytes = static_cast<int>(sizeof(QuantizeStorage<Source, kColwise>))},

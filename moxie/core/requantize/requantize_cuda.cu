@@ -4,13 +4,11 @@
 namespace moxie::cuda {
 
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
-  const std::optional<Operand> rowwise, colwise = args.colwise;
-  const QuantizeForms forms{
-      .op = "requantize", .rowwise = rowwise, .colwise = colwise, .rule = args.rule};
-  const bool aligned = is_aligned(args.qdata.data, panels.cols, kPatch) && forms.is_aligned();
+  const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
+  const bool aligned = is_aligned(args.qdata.data, panels.cols, kPatch) && are_aligned(forms);
   with_alignment(aligned, [&]<bool kAligned>() {
     launch_quantize(
-        forms, panels,
+        "requantize", forms, panels,
         rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block, panels.cols),
         stream);
   });

@@ -18,11 +18,11 @@ struct RouteArgs {
 // On a GPU an id outside 0 to E - 1 counts as the nearest one; on a CPU it is refused.
 void route(const RouteArgs& args, const Exec& exec);
 
-// int32 that the cuda backend needs: the counts of each piece of slots.
+// int32 that the cuda backend needs: the counts of each expert, in all and in each piece of slots.
 inline constexpr int64_t kRoutePiece = 1024;
 template <class Int>
 Int route_workspace(const Int& slots, const Int& num_experts) {
-  return ceil_div(slots, Int(kRoutePiece)) * num_experts;
+  return (ceil_div(slots, Int(kRoutePiece)) + Int(1)) * num_experts;
 }
 
 // top_k: the k largest scores of each token, the largest first, equal ones by id. NaN is the

@@ -1,5 +1,6 @@
-// A stable counting sort in three launches: counts of each piece of slots, where each piece of each
-// expert begins, and the rows. No atomics on the order: the same ids give the same rows.
+// A stable counting sort in three launches: counts of each piece of slots, where each piece of an
+// expert begins among that expert's rows, and the rows. No atomics on the order: the same ids give
+// the same rows.
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/route/backends.h"
 
@@ -9,7 +10,8 @@ namespace {
 struct RouteParams {
   const int32_t* ids;
   int32_t *offs, *slot_of, *row_of;
-  int32_t* piece;  // [pieces, experts]: counts, then first rows
+  int32_t* piece;  // [experts, pieces]: counts, then the rows of the expert before the piece
+  int32_t* total;  // [experts]
   int64_t slots, experts, pieces;
 };
 
@@ -28,46 +30,88 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const __grid_constant__
     atomicAdd(&counts[expert_of(p, i)], 1);
   __syncthreads();
   for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
-    p.piece[piece * p.experts + e] = counts[e];
+    p.piece[e * p.pieces + piece] = counts[e];
 }
 
-// One CTA. Each thread adds up the pieces of its experts; then experts are scanned.
+__device__ int32_t scan_warp(int32_t value) {
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const int32_t other = __shfl_up_sync(~0u, value, step);
+    if (lane_index() >= step) value += other;
+  }
+  return value;
+}
+
+// One warp per expert: its counts become sums of those before, piece by piece.
 __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ RouteParams p) {
-  __shared__ int32_t ends[kMaxGroups];
-  for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) {
-    int32_t total = 0;
-    for (int64_t piece = 0; piece < p.pieces; ++piece) total += p.piece[piece * p.experts + e];
-    ends[e] = total;
+  const int64_t e = work_index() * kWarps + warp_index();
+  if (e >= p.experts) return;
+  int32_t* const counts = p.piece + e * p.pieces;
+  int32_t before = 0;
+  for (int64_t first = 0; first < p.pieces; first += kWarp) {
+    const int64_t i = first + lane_index();
+    const int32_t count = i < p.pieces ? counts[i] : 0, upto = scan_warp(count);
+    if (i < p.pieces) counts[i] = before + upto - count;
+    before += __shfl_sync(~0u, upto, kWarp - 1);
   }
-  __syncthreads();
-  if (threadIdx.x == 0)
-    for (int64_t e = 1; e < p.experts; ++e) ends[e] += ends[e - 1];
-  __syncthreads();
-  for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) {
-    p.offs[e] = ends[e];
-    int32_t first = e > 0 ? ends[e - 1] : 0;
-    for (int64_t piece = 0; piece < p.pieces; ++piece) {
-      int32_t& at = p.piece[piece * p.experts + e];
-      const int32_t count = at;
-      at = first;
-      first += count;
-    }
-  }
+  if (lane_index() == 0) p.total[e] = before;
 }
 
-__global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__ RouteParams p) {
-  __shared__ int32_t expert[kRoutePiece];
-  const int64_t piece = work_index(), begin = piece * kRoutePiece;
-  if (piece >= p.pieces) return;
-  const int count = static_cast<int>(min<int64_t>(kRoutePiece, p.slots - begin));
-  for (int i = threadIdx.x; i < count; i += kThreads) expert[i] = expert_of(p, begin + i);
+// The end of each expert's rows, from the totals. All threads call it.
+__device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups]) {
+  __shared__ int32_t of_warp[kWarps];
+  const int64_t share = ceil_div<int64_t>(p.experts, kThreads);
+  const int64_t first = min<int64_t>(threadIdx.x * share, p.experts);
+  const int64_t last = min<int64_t>(first + share, p.experts);
+  int32_t mine = 0;
+  for (int64_t e = first; e < last; ++e) mine += p.total[e];
+  const int32_t upto = scan_warp(mine);
+  if (lane_index() == kWarp - 1) of_warp[warp_index()] = upto;
   __syncthreads();
-  for (int i = threadIdx.x; i < count; i += kThreads) {
-    int32_t rank = 0;  // among the slots of this piece and expert
-    for (int j = 0; j < i; ++j) rank += expert[j] == expert[i];
-    const int32_t row = p.piece[piece * p.experts + expert[i]] + rank;
-    p.row_of[begin + i] = row;
-    p.slot_of[row] = static_cast<int32_t>(begin + i);
+  int32_t end = upto - mine;
+  for (int w = 0; w < warp_index(); ++w) end += of_warp[w];
+  for (int64_t e = first; e < last; ++e) ends[e] = end += p.total[e];
+  __syncthreads();
+}
+
+// A warp ranks 32 of its slots at a time among those of the same expert.
+__global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__ RouteParams p) {
+  constexpr int kRounds = kRoutePiece / kThreads;
+  __shared__ int32_t ends[kMaxGroups];
+  __shared__ int32_t counts[kWarps][kMaxGroups];
+  const int64_t piece = work_index();
+  // Even without slots the ends are stored.
+  if (piece >= max<int64_t>(p.pieces, 1)) return;
+  for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) counts[w][e] = 0;
+  find_ends(p, ends);
+  if (piece == 0)
+    for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) p.offs[e] = ends[e];
+  const int64_t begin = piece * kRoutePiece + warp_index() * kRounds * kWarp + lane_index();
+  int32_t expert[kRounds], rank[kRounds];
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t slot = begin + i * kWarp;
+    expert[i] = slot < p.slots ? expert_of(p, slot) : -1;
+    const unsigned alike = __match_any_sync(~0u, expert[i]);
+    const unsigned before = alike & ((1u << lane_index()) - 1);
+    rank[i] = __popc(before);
+    if (expert[i] >= 0) rank[i] += counts[warp_index()][expert[i]];
+    __syncwarp();
+    if (expert[i] >= 0 && before == 0) counts[warp_index()][expert[i]] += __popc(alike);
+    __syncwarp();
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kRounds; ++i) {
+    const int64_t slot = begin + i * kWarp;
+    if (slot >= p.slots) break;
+    const int32_t e = expert[i];
+    int32_t row = rank[i] + p.piece[e * p.pieces + piece] + (e > 0 ? ends[e - 1] : 0);
+    for (int w = 0; w < warp_index(); ++w) row += counts[w][e];
+    p.row_of[slot] = row;
+    p.slot_of[row] = static_cast<int32_t>(slot);
   }
 }
 
@@ -111,13 +155,14 @@ void route(const RouteArgs& args, void* stream) {
                            .offs = args.offs.data,
                            .slot_of = args.slot_of.data,
                            .row_of = args.row_of.data,
-                           .piece = args.workspace.data,
+                           .piece = args.workspace.data + args.offs.dim(0),
+                           .total = args.workspace.data,
                            .slots = numel(args.ids.shape),
                            .experts = args.offs.dim(0),
                            .pieces = ceil_div<int64_t>(numel(args.ids.shape), kRoutePiece)};
   launch({"route", stream, params.pieces}, count_kernel, params);
-  launch({"route", stream, 1}, scan_kernel, params);
-  launch({"route", stream, params.pieces}, place_kernel, params);
+  launch({"route", stream, ceil_div<int64_t>(params.experts, kWarps)}, scan_kernel, params);
+  launch({"route", stream, max<int64_t>(params.pieces, 1)}, place_kernel, params);
 }
 
 void top_k(const TopKArgs& args, void* stream) {

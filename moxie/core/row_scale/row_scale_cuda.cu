@@ -142,6 +142,15 @@ __device__ void raise_scale(float* scale, uint32_t amax) {
 }
 
 template <class T, bool kAligned>
+__device__ Patch<T> load_patch(const RowScaleParams<T, kAligned>& p, const RowTile& at,
+                               const TileSpan& span) {
+  Patch<T> patch[1];
+  Nothing nothing;
+  p.source.at_rows(p.panels, at, nothing).load(span, patch);
+  return patch[0];
+}
+
+template <class T, bool kAligned>
 __global__ __launch_bounds__(kThreads) void amax_kernel(
     const __grid_constant__ RowScaleParams<T, kAligned> p) {
   alignas(16) __shared__ Peaks<T> columns[kWarps][kPatchLanes];
@@ -151,8 +160,7 @@ __global__ __launch_bounds__(kThreads) void amax_kernel(
   const Position position(p, tile, search);
   const auto& [at, span] = position;
   if (at.tail) return;
-  Patch<T> patch;
-  p.source.in_panel(p.panels, at.panel).load(span, patch);
+  const Patch<T> patch = load_patch(p, at, span);
   if (p.rowwise.wanted) {
     Peaks<T> peaks = patch.rows();
     raise_over_lanes<kPatchLanes - 1>(peaks);
@@ -224,8 +232,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
     return;
   }
   const int row = patch_row(), col = patch_col();
-  Patch<T> patch;
-  p.source.in_panel(p.panels, at.panel).load(span, patch);
+  const Patch<T> patch = load_patch(p, at, span);
   if (p.rowwise.wanted) {
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
@@ -274,7 +281,7 @@ void launch_tiles(const RowScaleArgs& args, const Panels& panels, void* stream) 
   const int64_t col_tiles = max<int64_t>(ceil_div<int64_t>(panels.cols, kTileCols), 1);
   const RowScaleParams<T, kAligned> params{
       .panels = panels,
-      .source = {static_cast<const T*>(args.x.data), panels.cols},
+      .source = {{}, static_cast<const T*>(args.x.data), panels.cols},
       .rowwise = form_of(args.rowwise),
       .colwise = form_of(args.colwise),
       .row_tiles = num_row_tiles(panels, kRowScaleAlignment, panels.rows),

@@ -25,7 +25,8 @@ struct SwizzleParams {
 // Rows of plain scales, each from the 16-byte boundary before its first. An odd number of words
 // between rows: neither four rows of eight chunks nor one word of 32 rows meet in a bank.
 struct SwizzleStorage {
-  static constexpr int kPitch = 37;
+  static constexpr int kPitch = 41;
+  static constexpr int kMargin = 4;  // words before a row that is about to be stored
   uint32_t word[kTileRows][kPitch];
   RowTileSearch search;
 };
@@ -75,14 +76,37 @@ __device__ uint4 load_wide(const e8m0* at, int first, int last) {
   return {word[0], word[1], word[2], word[3]};
 }
 __device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
-  if (first <= 0 && last >= kWide && reinterpret_cast<uintptr_t>(at) % kWide == 0) {
+  first = max(first, 0), last = min(last, kWide);
+  if (first >= last) return;
+  const bool aligned = reinterpret_cast<uintptr_t>(at) % kWide == 0;
+  if (first == 0 && last == kWide && aligned) {
     *reinterpret_cast<uint4*>(at) = value;
     return;
   }
-  const uint32_t word[4] = {value.x, value.y, value.z, value.w};
-#pragma unroll
-  for (int i = 0; i < kWide; ++i)
-    if (i >= first && i < last) at[i] = {static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4))};
+  // Up to four stores, of 1, 2, 4 and 8 bytes, where one end is whole; else byte by byte.
+  const uint64_t low = value.x | static_cast<uint64_t>(value.y) << 32,
+                 high = value.z | static_cast<uint64_t>(value.w) << 32;
+  const auto bytes_at = [&](int i) {
+    if (i >= 8) return high >> 8 * (i - 8);
+    return i == 0 ? low : low >> 8 * i | high << (64 - 8 * i);
+  };
+  const auto store = [&]<class Word>(Word, int i) {
+    *reinterpret_cast<Word*>(at + i) = static_cast<Word>(bytes_at(i));
+  };
+  if (aligned && last == kWide) {
+    int i = first;
+    if (i & 1) store(uint8_t{}, i), i += 1;
+    if (i & 2) store(uint16_t{}, i), i += 2;
+    if (i & 4) store(uint32_t{}, i), i += 4;
+    if (i & 8) store(uint64_t{}, i);
+  } else if (aligned && first == 0) {
+    if (last & 8) store(uint64_t{}, 0);
+    if (last & 4) store(uint32_t{}, last & 8);
+    if (last & 2) store(uint16_t{}, last & 12);
+    if (last & 1) store(uint8_t{}, last & 14);
+  } else {
+    for (int i = first; i < last; ++i) store(uint8_t{}, i);
+  }
 }
 
 // Calls f(i, row, chunk): eight chunks of each row by neighbouring threads, then the ninth, which a
@@ -145,7 +169,7 @@ __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const 
       four[i] = load_wide(from + i * kScaleTileBytes, 0, kWide);
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int at = warp_index() * 4 + i;
+    const int at = SwizzleStorage::kMargin + warp_index() * 4 + i;
     s.word[lane][at] = four[i].x, s.word[lane + kWarp][at] = four[i].y;
     s.word[lane + 2 * kWarp][at] = four[i].z, s.word[lane + 3 * kWarp][at] = four[i].w;
   }
@@ -153,18 +177,8 @@ __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const 
   for_each_row_chunk([&](int, int r, int index) {
     const int first = index * kWide - tile.shift(p.to, r);
     if (r >= tile.rows || first >= tile.cols) return;
-    // Before the row's first byte there is nothing to read.
-    const uint4 row = read_row(s.word[r], max(first, 0));
-    if (first >= 0) {
-      store_wide(tile.at(p.to, r) + first, row, 0, tile.cols - first);
-      return;
-    }
-    const uint32_t word[4] = {row.x, row.y, row.z, row.w};
-    e8m0* to = tile.at(p.to, r);
-#pragma unroll
-    for (int i = 0; i < kWide; ++i)
-      if (i < kWide + first && i < tile.cols)
-        to[i] = {static_cast<uint8_t>(word[i / 4] >> 8 * (i % 4))};
+    const uint4 row = read_row(s.word[r], SwizzleStorage::kMargin * 4 + first);
+    store_wide(tile.at(p.to, r) + first, row, -first, tile.cols - first);
   });
 }
 

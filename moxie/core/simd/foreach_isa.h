@@ -1,12 +1,13 @@
 // Compiles a file once per instruction set:
 //
-//   #define MOXIE_ISA_BODY "moxie/core/quantize/quantize_cpu.inc"
+//   #define MOXIE_ISA_BODY "moxie/core/swiglu/swiglu_cpu.inc"
 //   #include "moxie/core/simd/foreach_isa.h"                      // after every other header
-//   ... pick_isa(op, exec, MOXIE_EACH_ISA(quantize_tile<bf16>))   // simd/pick_isa.h
+//   ... pick_isa(op, exec, MOXIE_EACH_ISA(swiglu_rows<bf16>))     // simd/pick_isa.h
 //
 // The body lands in moxie::cpu::baseline, ::avx2 and ::avx512, after the shared kernels of this
-// folder. No .inc file includes anything, so that no inline function of another header is built for
-// AVX-512 and then chosen by the linker for a machine that lacks it. What they define is static.
+// folder; without one there are only those. No .inc file includes anything, so that no inline
+// function of another header is built for AVX-512 and then chosen by the linker for a machine that
+// lacks it. What they define is static.
 #include <bit>
 #include <cstdint>
 #include <cstring>

@@ -14,7 +14,9 @@
 //
 #include "moxie/core/simd/quantize.inc"
 //
+#ifdef MOXIE_ISA_BODY
 #include MOXIE_ISA_BODY
+#endif
 
 #undef MOXIE_ISA
 #undef MOXIE_ISA_LEVEL

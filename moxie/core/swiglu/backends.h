@@ -1,21 +1,31 @@
-// The backends of swiglu; arguments arrive checked. Private to this folder.
+// The backends of swiglu and of the ops fused with it; arguments arrive checked. Private to this
+// folder.
 #pragma once
 
 #include "moxie/core/swiglu/swiglu.h"
+#include "moxie/core/swiglu/swiglu_quantize.h"
 
 namespace moxie {
 
 namespace ref {
 void swiglu(const SwigluArgs& args);
 void swiglu_backward(const SwigluBackwardArgs& args);
+void swiglu_quantize(const SwigluQuantizeArgs& args);
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args);
 }  // namespace ref
 namespace cpu {
 void swiglu(const SwigluArgs& args, const Exec& exec);
 void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec);
+void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, const Exec& exec);
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
+                              const Exec& exec);
 }  // namespace cpu
 namespace cuda {
 void swiglu(const SwigluArgs& args, void* stream);
 void swiglu_backward(const SwigluBackwardArgs& args, void* stream);
+void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, void* stream);
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
+                              void* stream);
 }  // namespace cuda
 
 }  // namespace moxie

@@ -1,5 +1,6 @@
 #include "moxie/core/base/parallel.h"
 #include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/simd/quantize.h"
 #include "moxie/core/swiglu/backends.h"
 
 #define MOXIE_ISA_BODY "moxie/core/swiglu/swiglu_cpu.inc"
@@ -32,6 +33,33 @@ void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
   });
 }
 
+template <class T>
+void swiglu_quantize_as(const SwigluQuantizeArgs& args, const Panels& panels, const Exec& exec) {
+  const auto kernel = pick_isa("swiglu_quantize", exec, MOXIE_EACH_ISA(swiglu_quantize_tile<T>));
+  const int64_t width = panels.cols;
+  quantize_tiles<ValueScratch<T>>(
+      args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
+      [&](const PanelSpan& tile, const PanelSpan*, const Targets& to, ValueScratch<T>& scratch) {
+        kernel(static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width, tile.span,
+               args.forms.rule, to, scratch);
+      });
+}
+
+template <class T>
+void swiglu_backward_quantize_as(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
+                                 const Exec& exec) {
+  const auto kernel =
+      pick_isa("swiglu_backward_quantize", exec, MOXIE_EACH_ISA(swiglu_backward_quantize_tile<T>));
+  const int64_t width = panels.cols / 2;
+  quantize_tiles<ValueScratch<T>>(
+      args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
+      [&](const PanelSpan& tile, const PanelSpan*, const Targets& to, ValueScratch<T>& scratch) {
+        kernel(static_cast<const T*>(args.da.data) + tile.panel->begin * width,
+               static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width, tile.span,
+               args.forms.rule, to, scratch);
+      });
+}
+
 }  // namespace
 
 void swiglu(const SwigluArgs& args, const Exec& exec) {
@@ -46,6 +74,21 @@ void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
     swiglu_backward_as<bf16>(args, exec);
   else
     swiglu_backward_as<float>(args, exec);
+}
+
+void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, const Exec& exec) {
+  if (args.h.format == Format::kBf16)
+    swiglu_quantize_as<bf16>(args, panels, exec);
+  else
+    swiglu_quantize_as<float>(args, panels, exec);
+}
+
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
+                              const Exec& exec) {
+  if (args.h.format == Format::kBf16)
+    swiglu_backward_quantize_as<bf16>(args, panels, exec);
+  else
+    swiglu_backward_quantize_as<float>(args, panels, exec);
 }
 
 }  // namespace moxie::cpu

@@ -1,7 +1,6 @@
-#include <cuda_bf16.h>
-
-#include "moxie/core/base/cuda.cuh"
+#include "moxie/core/layout/source.cuh"
 #include "moxie/core/swiglu/backends.h"
+#include "moxie/core/swiglu/swiglu.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -11,74 +10,96 @@ struct SwigluParams {
   const T* da;  // backward
   const T* h;
   T* out;  // a, or dh
-  int64_t width, count;
+  int64_t width;
+  int64_t chunks;  // of eight elements, in a row of a
+  int64_t count;   // of chunks
 };
 
-__device__ float sigmoid(float z) { return 1.f / (1.f + expf(-z)); }
+// A thread has several chunks, a CTA's width apart: their loads are on the way together.
+template <bool kBackward, class T>
+constexpr int kMyChunks = (kBackward ? 2 : 4) * 2 / static_cast<int>(sizeof(T));
 
-__device__ void put(float* to, float value) { *to = value; }
-__device__ void put(__nv_bfloat16* to, float value) { *to = __float2bfloat16(value); }
+struct ChunkAt {
+  int64_t row;
+  int col;
 
-template <class T>
+  // The division of 64 bits takes longer than all else here.
+  template <class T>
+  __device__ ChunkAt(const SwigluParams<T>& p, int64_t chunk) {
+    if (p.count <= 0xffffffff) {
+      const auto index = static_cast<uint32_t>(chunk), chunks = static_cast<uint32_t>(p.chunks);
+      row = index / chunks, col = static_cast<int>(index % chunks) * kPatch;
+    } else {
+      row = chunk / p.chunks, col = static_cast<int>(chunk % p.chunks) * kPatch;
+    }
+  }
+};
+
+template <class T, bool kAligned, bool kBackward>
 __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     const __grid_constant__ SwigluParams<T> p) {
-  const int64_t i = work_index() * kThreads + threadIdx.x;
-  if (i >= p.count) return;
-  const int64_t gate_at = i / p.width * 2 * p.width + i % p.width;
-  const auto gate = static_cast<float>(p.h[gate_at]);
-  const auto up = static_cast<float>(p.h[gate_at + p.width]);
-  // No fused multiply-add here: every product is rounded, as on a CPU.
-  put(p.out + i, __fmul_rn(__fmul_rn(gate, sigmoid(gate)), up));
+  constexpr int kMine = kMyChunks<kBackward, T>;
+  const int64_t first = work_index() * kThreads * kMine + threadIdx.x;
+  RowWords<T> da[kMine], gate[kMine], up[kMine];
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int64_t chunk = first + i * kThreads;
+    const ChunkAt at(p, chunk);
+    const int left = chunk < p.count ? static_cast<int>(p.width - at.col) : 0;
+    const T* from = p.h + at.row * 2 * p.width + at.col;
+    load_row<kAligned>(from, left, gate[i]);
+    load_row<kAligned>(from + p.width, left, up[i]);
+    if constexpr (kBackward) load_row<kAligned>(p.da + at.row * p.width + at.col, left, da[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) {
+    const int64_t chunk = first + i * kThreads;
+    const ChunkAt at(p, chunk);
+    const int left = chunk < p.count ? static_cast<int>(p.width - at.col) : 0;
+    if constexpr (kBackward) {
+      T* const to = p.out + at.row * 2 * p.width + at.col;
+      RowWords<T> dgate, dup;
+      swiglu_backward_row<T>(da[i], gate[i], up[i], dgate, dup);
+      store_row<kAligned>(to, left, dgate);
+      store_row<kAligned>(to + p.width, left, dup);
+    } else {
+      RowWords<T> a;
+      swiglu_row<T>(gate[i], up[i], a);
+      store_row<kAligned>(p.out + at.row * p.width + at.col, left, a);
+    }
+  }
 }
 
-template <class T>
-__global__ __launch_bounds__(kThreads) void swiglu_backward_kernel(
-    const __grid_constant__ SwigluParams<T> p) {
-  const int64_t i = work_index() * kThreads + threadIdx.x;
-  if (i >= p.count) return;
-  const int64_t gate_at = i / p.width * 2 * p.width + i % p.width;
-  const auto gate = static_cast<float>(p.h[gate_at]);
-  const auto up = static_cast<float>(p.h[gate_at + p.width]);
-  const auto da = static_cast<float>(p.da[i]);
-  const float s = sigmoid(gate), silu = __fmul_rn(gate, s);
-  const float slope = __fadd_rn(s, __fmul_rn(silu, __fsub_rn(1.f, s)));
-  put(p.out + gate_at, __fmul_rn(__fmul_rn(da, up), slope));
-  put(p.out + gate_at + p.width, __fmul_rn(da, silu));
-}
-
-template <class T>
-SwigluParams<T> params_of(const void* da, const ConstFloatView& h, void* out) {
-  return {.da = static_cast<const T*>(da),
-          .h = static_cast<const T*>(h.data),
-          .out = static_cast<T*>(out),
-          .width = h.dim(1) / 2,
-          .count = h.dim(0) * (h.dim(1) / 2)};
-}
-
-template <class T>
-void launch_elements(const char* op, void* stream, void (*kernel)(SwigluParams<T>),
-                     const SwigluParams<T>& params) {
-  launch({op, stream, ceil_div<int64_t>(params.count, kThreads)}, kernel, params);
+template <bool kBackward>
+void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void* out,
+                   void* stream) {
+  const int64_t width = h.dim(1) / 2, chunks = ceil_div<int64_t>(width, kPatch);
+  with_format(h.format, [&]<class T>() {
+    const SwigluParams<T> params{.da = static_cast<const T*>(da),
+                                 .h = static_cast<const T*>(h.data),
+                                 .out = static_cast<T*>(out),
+                                 .width = width,
+                                 .chunks = chunks,
+                                 .count = h.dim(0) * chunks};
+    const bool aligned = is_aligned(params.h, width, kPatch) &&
+                         is_aligned(params.out, width, kPatch) &&
+                         is_aligned(params.da, width, kPatch);
+    const int64_t per_cta = kThreads * kMyChunks<kBackward, T>;
+    with_alignment(aligned, [&]<bool kAligned>() {
+      launch({op, stream, ceil_div(params.count, per_cta)}, swiglu_kernel<T, kAligned, kBackward>,
+             params);
+    });
+  });
 }
 
 }  // namespace
 
 void swiglu(const SwigluArgs& args, void* stream) {
-  if (args.h.format == Format::kF32)
-    launch_elements("swiglu", stream, swiglu_kernel<float>,
-                    params_of<float>(nullptr, args.h, args.a.data));
-  else
-    launch_elements("swiglu", stream, swiglu_kernel<__nv_bfloat16>,
-                    params_of<__nv_bfloat16>(nullptr, args.h, args.a.data));
+  launch_swiglu<false>("swiglu", args.h, nullptr, args.a.data, stream);
 }
 
 void swiglu_backward(const SwigluBackwardArgs& args, void* stream) {
-  if (args.h.format == Format::kF32)
-    launch_elements("swiglu_backward", stream, swiglu_backward_kernel<float>,
-                    params_of<float>(args.da.data, args.h, args.dh.data));
-  else
-    launch_elements("swiglu_backward", stream, swiglu_backward_kernel<__nv_bfloat16>,
-                    params_of<__nv_bfloat16>(args.da.data, args.h, args.dh.data));
+  launch_swiglu<true>("swiglu_backward", args.h, args.da.data, args.dh.data, stream);
 }
 
 }  // namespace moxie::cuda

@@ -1,0 +1,17 @@
+// permute followed by quantize, without its result in memory: rows are gathered while they are
+// quantized. The bytes of the two ops one after the other.
+#pragma once
+
+#include "moxie/core/quantize/quantize.h"
+
+namespace moxie {
+
+struct PermuteQuantizeArgs {
+  ConstFloatView x;             // [T, D]
+  View<const int32_t> slot_of;  // [R], R = T * k
+  int64_t top_k = 1;            // k
+  QuantizeForms forms;          // of rows [R, D]
+};
+void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,65 @@
+// Patches of permuted rows: a source for the quantizer.
+#pragma once
+
+#include "moxie/core/layout/source.cuh"
+
+namespace moxie::cuda {
+
+// Indices come from the caller and are not to be trusted.
+__device__ inline int64_t in_range(int32_t index, int64_t end) {
+  return min<int64_t>(max<int64_t>(index, 0), end - 1);
+}
+
+// Row r is x[slot_of[r] / top_k].
+template <class T, bool kIsAligned>
+struct GatherSource : OneTile {
+  using Element = T;
+  static constexpr bool kAligned = kIsAligned;
+  static constexpr bool kStaged = kAligned && sizeof(T) == 2;
+  static constexpr int kCtas = sizeof(T) == 2 ? 3 : 2;
+  static constexpr int64_t kLongestRun = 2;
+  struct Shared {
+    alignas(16) int32_t token[kTileRows];
+  };
+  const T* x;
+  const int32_t* slot_of;
+  int64_t top_k, slots, cols;
+  const Shared* shared;
+
+  __device__ GatherSource at_rows(const Panels&, const RowTile& at, Shared& own) const {
+    if (const int row = threadIdx.x; row < kTileRows) {
+      const int64_t r = at.panel.begin + at.row + row;
+      const bool inside = at.row + row < at.panel.rows;
+      own.token[row] = inside ? static_cast<int32_t>(in_range(slot_of[r], slots) / top_k) : 0;
+    }
+    __syncthreads();
+    GatherSource source = *this;
+    source.shared = &own;
+    return source;
+  }
+  __device__ const T* row_at(const TileSpan& span, int i) const {
+    return x + shared->token[patch_row() + i] * cols + span.col + patch_col();
+  }
+  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      load_row<kAligned>(row_at(span, i), patch_row() + i < span.rows ? span.cols - patch_col() : 0,
+                         patches[0].word[i]);
+  }
+
+  using Stage = uint4[kPatch][kThreads];
+  __device__ void stage(const TileSpan& span, Stage& stage) const {
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      stage_piece(stage[i], row_at(span, i),
+                  patch_row() + i < span.rows && patch_col() < span.cols);
+    __pipeline_commit();
+  }
+  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
+    __pipeline_wait_prior(0);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) staged_piece(stage[i], patches[0].word[i]);
+  }
+};
+
+}  // namespace moxie::cuda

@@ -1,0 +1,172 @@
+// Patches of SwiGLU's results, computed on the way in: sources for the quantizer.
+#pragma once
+
+#include "moxie/core/layout/source.cuh"
+#include "moxie/core/swiglu/swiglu.cuh"
+
+namespace moxie::cuda {
+
+// a [R, F] from h [R, 2F].
+template <class T, bool kIsAligned>
+struct SwigluSource : OneTile {
+  using Element = T;
+  static constexpr bool kAligned = kIsAligned;
+  static constexpr int kCtas = 2;
+  static constexpr int64_t kLongestRun = 2;
+  static constexpr bool kStaged = kAligned && sizeof(T) == 2;
+  const T* h;
+  int64_t width;  // F
+
+  __device__ SwigluSource at_rows(const Panels&, const RowTile& at, Shared&) const {
+    SwigluSource source = *this;
+    source.h += at.panel.begin * 2 * width;
+    return source;
+  }
+  __device__ const T* first(const TileSpan& span) const {
+    return h + (span.row + patch_row()) * 2 * width + span.col + patch_col();
+  }
+  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+    const T* from = first(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
+      const int count = patch_row() + i < span.rows ? span.cols - patch_col() : 0;
+      RowWords<T> gate, up;
+      load_row<kAligned>(from, count, gate);
+      load_row<kAligned>(from + width, count, up);
+      swiglu_row<T>(gate, up, patches[0].word[i]);
+    }
+  }
+
+  using Stage = uint4[2][kPatch][kThreads];  // gate and up
+  __device__ void stage(const TileSpan& span, Stage& stage) const {
+    const T* from = first(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
+      const bool inside = patch_row() + i < span.rows && patch_col() < span.cols;
+      stage_piece(stage[0][i], from, inside);
+      stage_piece(stage[1][i], from + width, inside);
+    }
+    __pipeline_commit();
+  }
+  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
+    __pipeline_wait_prior(0);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      RowWords<T> gate, up;
+      staged_piece(stage[0][i], gate), staged_piece(stage[1][i], up);
+      swiglu_row<T>(gate, up, patches[0].word[i]);
+    }
+  }
+};
+
+// dh [R, 2F] from da [R, F] and h. The gradients of gate and up come from the same elements, so a
+// load brings a tile of each. Only where F is a number of whole tiles.
+struct SwigluBackwardSource {
+  using Element = bf16;
+  using Shared = Nothing;
+  static constexpr int kParts = 2;
+  static constexpr bool kAligned = true;
+  static constexpr bool kStaged = true;
+  static constexpr int kCtas = 2;
+  static constexpr int64_t kLongestRun = 4;
+  const bf16 *da, *h;
+  int64_t width;  // F
+
+  __device__ int64_t part_cols() const { return width; }
+  __device__ SwigluBackwardSource at_rows(const Panels&, const RowTile& at, Shared&) const {
+    return {da + at.panel.begin * width, h + at.panel.begin * 2 * width, width};
+  }
+  __device__ int64_t first(const TileSpan& span) const { return span.row + patch_row(); }
+  __device__ int64_t col(const TileSpan& span) const { return span.col + patch_col(); }
+
+  __device__ void load(const TileSpan& span, Patch<bf16> (&patches)[kParts]) const {
+    const bf16* from = h + first(span) * 2 * width + col(span);
+    const bf16* grad = da + first(span) * width + col(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, from += 2 * width, grad += width) {
+      const int count = patch_row() + i < span.rows ? kPatch : 0;
+      RowWords<bf16> d, gate, up;
+      load_row<true>(grad, count, d);
+      load_row<true>(from, count, gate);
+      load_row<true>(from + width, count, up);
+      swiglu_backward_row<bf16>(d, gate, up, patches[0].word[i], patches[1].word[i]);
+    }
+  }
+
+  // Shared memory has room for gate and up. The registers of dgate are free while dup is quantized:
+  // they take da of the next tile.
+  using Held = RowWords<bf16>[kPatch];
+  __device__ void hold(const TileSpan& span, Held& held) const {
+    const bf16* grad = da + first(span) * width + col(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, grad += width)
+      load_row<true>(grad, patch_row() + i < span.rows ? kPatch : 0, held[i]);
+  }
+  using Stage = uint4[2][kPatch][kThreads];
+  __device__ void stage(const TileSpan& span, Stage& stage) const {
+    const bf16* from = h + first(span) * 2 * width + col(span);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
+      const bool inside = patch_row() + i < span.rows;
+      stage_piece(stage[0][i], from, inside);
+      stage_piece(stage[1][i], from + width, inside);
+    }
+    __pipeline_commit();
+  }
+  __device__ static void unstage(const Stage& stage, const Held& held,
+                                 Patch<bf16> (&patches)[kParts]) {
+    __pipeline_wait_prior(0);
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i) {
+      RowWords<bf16> gate, up;
+      staged_piece(stage[0][i], gate), staged_piece(stage[1][i], up);
+      swiglu_backward_row<bf16>(held[i], gate, up, patches[0].word[i], patches[1].word[i]);
+    }
+  }
+};
+
+// The same for any F and format, element by element.
+template <class T>
+struct SwigluBackwardElements : OneTile {
+  using Element = T;
+  static constexpr bool kAligned = false;
+  static constexpr bool kStaged = false;
+  static constexpr int kCtas = 2;
+  static constexpr int64_t kLongestRun = 2;
+  const T *da, *h;
+  int64_t width;  // F
+
+  __device__ SwigluBackwardElements at_rows(const Panels&, const RowTile& at, Shared&) const {
+    SwigluBackwardElements source = *this;
+    source.da += at.panel.begin * width;
+    source.h += at.panel.begin * 2 * width;
+    return source;
+  }
+  __device__ static float value(const T* from) {
+    if constexpr (sizeof(T) == 4)
+      return *from;
+    else
+      return to_float(*from);
+  }
+  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+#pragma unroll 1
+    for (int i = 0; i < kPatch; ++i) {
+      const int64_t row = span.row + patch_row() + i;
+      float x[kPatch] = {};
+#pragma unroll
+      for (int j = 0; j < kPatch; ++j) {
+        if (patch_row() + i >= span.rows || patch_col() + j >= span.cols) continue;
+        const int64_t col = span.col + patch_col() + j, f = col < width ? col : col - width;
+        const T* gate = h + row * 2 * width + f;
+        const SwigluGrads grads =
+            swiglu_grads<T>(value(da + row * width + f), value(gate), value(gate + width));
+        x[j] = col < width ? grads.gate : grads.up;
+      }
+#pragma unroll
+      for (int k = 0; k < kPatch; ++k)  // registers have no run-time index
+        if (k == i) to_words(x, patches[0].word[k]);
+    }
+  }
+};
+
+}  // namespace moxie::cuda

@@ -1,0 +1,64 @@
+// SwiGLU on eight elements in registers: what swiglu and the ops fused with it share, so that they
+// give the same bytes.
+#pragma once
+
+#include "moxie/core/layout/patch.cuh"
+#include "moxie/core/sm90/approximate.cuh"
+
+namespace moxie::cuda {
+
+// Eight elements of T as words.
+template <class T>
+using RowWords = uint32_t[kPatch * sizeof(T) / 4];
+
+// 1 / (1 + e^-z). For bf16 by the approximate instructions, in quarters: so that where e^-z is
+// finite its reciprocal is not flushed to zero.
+template <class T>
+__device__ float sigmoid(float z) {
+  if constexpr (sizeof(T) == 4) {
+    return 1.f / (1.f + expf(-z));
+  } else {
+    const float quarter = sm90::exp2_approximate(__fmaf_rn(z, -1.44269504f, -2.f));
+    return 0.25f * sm90::reciprocal_approximate(0.25f + quarter);
+  }
+}
+
+// Every product is rounded, as on a CPU: no fused multiply-add.
+template <class T>
+__device__ float swiglu_of(float gate, float up) {
+  return __fmul_rn(__fmul_rn(gate, sigmoid<T>(gate)), up);
+}
+
+struct SwigluGrads {
+  float gate, up;
+};
+template <class T>
+__device__ SwigluGrads swiglu_grads(float da, float gate, float up) {
+  const float s = sigmoid<T>(gate), silu = __fmul_rn(gate, s);
+  const float slope = __fadd_rn(s, __fmul_rn(silu, __fsub_rn(1.f, s)));
+  return {__fmul_rn(__fmul_rn(da, up), slope), __fmul_rn(da, silu)};
+}
+
+template <class T>
+__device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, RowWords<T>& a) {
+  float g[kPatch], u[kPatch];
+  to_floats(gate, g), to_floats(up, u);
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) g[j] = swiglu_of<T>(g[j], u[j]);
+  to_words(g, a);
+}
+
+template <class T>
+__device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
+                                    const RowWords<T>& up, RowWords<T>& dgate, RowWords<T>& dup) {
+  float d[kPatch], g[kPatch], u[kPatch];
+  to_floats(da, d), to_floats(gate, g), to_floats(up, u);
+#pragma unroll
+  for (int j = 0; j < kPatch; ++j) {
+    const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
+    g[j] = grads.gate, u[j] = grads.up;
+  }
+  to_words(g, dgate), to_words(u, dup);
+}
+
+}  // namespace moxie::cuda

@@ -1,0 +1,29 @@
+#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/swiglu/backends.h"
+#include "moxie/core/swiglu/source.cuh"
+
+namespace moxie::cuda {
+
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
+                              void* stream) {
+  const int64_t width = panels.cols / 2;
+  const auto start = [&](const auto& source) {
+    launch_quantize("swiglu_backward_quantize", args.forms, panels, source, stream);
+  };
+  if (args.h.format == Format::kF32) {
+    start(SwigluBackwardElements<float>{{},
+                                        static_cast<const float*>(args.da.data),
+                                        static_cast<const float*>(args.h.data),
+                                        width});
+    return;
+  }
+  const auto *da = static_cast<const bf16*>(args.da.data),
+             *h = static_cast<const bf16*>(args.h.data);
+  if (width % kTileCols == 0 && is_aligned(da, width, kPatch) && is_aligned(h, width, kPatch) &&
+      are_aligned(args.forms))
+    start(SwigluBackwardSource{da, h, width});
+  else
+    start(SwigluBackwardElements<bf16>{{}, da, h, width});
+}
+
+}  // namespace moxie::cuda

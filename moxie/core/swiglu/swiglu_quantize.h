@@ -1,0 +1,23 @@
+// swiglu and swiglu_backward followed by quantize, without their result in memory: [R, 2F] -> both
+// forms of a [R, F], and both forms of dh [R, 2F]. The bytes of the two ops one after the other, on
+// the same backend.
+#pragma once
+
+#include "moxie/core/quantize/quantize.h"
+
+namespace moxie {
+
+struct SwigluQuantizeArgs {
+  ConstFloatView h;     // [R, 2F]
+  QuantizeForms forms;  // of a [R, F]
+};
+void swiglu_quantize(const SwigluQuantizeArgs& args, const Exec& exec);
+
+struct SwigluBackwardQuantizeArgs {
+  ConstFloatView da;    // [R, F]
+  ConstFloatView h;     // [R, 2F], as da
+  QuantizeForms forms;  // of dh [R, 2F]
+};
+void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec& exec);
+
+}  // namespace moxie

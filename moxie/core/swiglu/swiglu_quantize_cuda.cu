@@ -1,0 +1,22 @@
+#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/swiglu/backends.h"
+#include "moxie/core/swiglu/source.cuh"
+
+namespace moxie::cuda {
+
+void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, void* stream) {
+  const auto start = [&](const auto& source) {
+    launch_quantize("swiglu_quantize", args.forms, panels, source, stream);
+  };
+  if (args.h.format == Format::kF32) {
+    start(SwigluSource<float, false>{{}, static_cast<const float*>(args.h.data), panels.cols});
+    return;
+  }
+  const auto* h = static_cast<const bf16*>(args.h.data);
+  with_alignment(is_aligned(h, panels.cols, kPatch) && are_aligned(args.forms),
+                 [&]<bool kAligned>() {
+                   start(SwigluSource<bf16, kAligned>{{}, h, panels.cols});
+                 });
+}
+
+}  // namespace moxie::cuda

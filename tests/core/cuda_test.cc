@@ -1,0 +1,386 @@
+// What only a GPU can show: tensors of more than 2^31 elements, and graphs that are replayed after
+// offs changed.
+#include <gtest/gtest.h>
+
+#include <functional>
+
+#include "moxie/core/dequantize/dequantize.h"
+#include "moxie/core/groups/groups.h"
+#include "moxie/core/permute/permute.h"
+#include "moxie/core/permute/permute_quantize.h"
+#include "moxie/core/requantize/requantize.h"
+#include "moxie/core/row_scale/row_scale.h"
+#include "moxie/core/scale_layout/scale_layout.h"
+#include "moxie/core/swiglu/swiglu.h"
+#include "moxie/core/swiglu/swiglu_quantize.h"
+#include "tests/support/arena.h"
+#include "tests/support/random.h"
+
+#ifdef MOXIE_CUDA
+namespace moxie::testing {
+namespace {
+
+const Exec kCuda{.backend = Backend::kCuda};
+
+// ---- more than 2^31 elements: a block of rows over and over, so the end of a result is known ----
+
+constexpr int64_t kCols = 7168, kBlockRows = 1024;
+constexpr int64_t kBlocks = (int64_t{1} << 31) / (kBlockRows * kCols) + 2;
+constexpr int64_t kRows = kBlocks * kBlockRows;
+static_assert(kRows * kCols > int64_t{1} << 31);
+
+bool has_memory(size_t bytes) {
+  size_t left = 0, total = 0;
+  return has_cuda_device() && cudaMemGetInfo(&left, &total) == cudaSuccess && left > bytes;
+}
+
+class Large : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!has_memory(size_t{40} << 30)) GTEST_SKIP() << "needs a GPU with 40 GiB of free memory";
+  }
+  // Columns of x: two halves of a row of h are as good as one row of another tensor.
+  void* input(int64_t bytes_per_element, int64_t cols = kCols) {
+    Random random(static_cast<uint64_t>(bytes_per_element * cols));
+    const size_t block = kBlockRows * cols * bytes_per_element;
+    std::vector<uint8_t> values(block);
+    if (bytes_per_element == 2) {
+      const auto numbers = random_values<bf16>(random, kBlockRows * cols, Data::kGaussianLike);
+      std::memcpy(values.data(), numbers.data(), block);
+    } else {
+      for (auto& value : values) value = static_cast<uint8_t>(96 + random.below(40));
+    }
+    auto* const to = static_cast<uint8_t*>(memory(block * kBlocks));
+    copy_to_device(to, values.data(), block);
+    for (int64_t done = 1; done < kBlocks; done *= 2)
+      check_device("copy", cudaMemcpy(to + done * block, to, min(done, kBlocks - done) * block,
+                                      cudaMemcpyDeviceToDevice));
+    return to;
+  }
+  void* memory(size_t bytes) {
+    auto& buffer = buffers_.emplace_back(bytes);
+    check_device("fill", cudaMemset(buffer.data(), 0xa5, bytes));
+    return buffer.data();
+  }
+  ConstFloatView x(int64_t rows, int64_t cols = kCols) {
+    auto& data = cols == kCols ? x_ : wide_;
+    if (!data) data = input(2, cols);
+    return {data, Format::kBf16, {rows, cols}};
+  }
+  Operand operand(Form form, int64_t rows, int64_t cols = kCols) {
+    const Block block = form == Form::kRowwise ? Block{1, 32} : Block{32, 1};
+    const auto shape =
+        operand_shape<int64_t>({rows, cols}, std::nullopt, form, block, ScaleLayout::kPlain);
+    return {block,
+            ScaleLayout::kPlain,
+            {static_cast<e4m3*>(memory(numel(shape.qdata))), shape.qdata},
+            {static_cast<e8m0*>(memory(numel(shape.scale))), shape.scale}};
+  }
+  QuantizeForms both(int64_t rows, int64_t cols = kCols) {
+    return {.rowwise = operand(Form::kRowwise, rows, cols),
+            .colwise = operand(Form::kColwise, rows, cols)};
+  }
+
+  // The last `width` bytes of each of `lines` lines.
+  static std::vector<uint8_t> ends(const void* data, int64_t lines, int64_t pitch, int64_t width) {
+    std::vector<uint8_t> out(lines * width);
+    check_device("copy",
+                 cudaMemcpy2D(out.data(), width, static_cast<const uint8_t*>(data) + pitch - width,
+                              pitch, width, lines, cudaMemcpyDeviceToHost));
+    return out;
+  }
+  // Rows: the last block of a tensor of any number of rows. Columns: likewise, stored transposed.
+  static std::vector<uint8_t> last_rows(const void* data, int64_t rows, int64_t row_bytes) {
+    return ends(data, 1, rows * row_bytes, kBlockRows * row_bytes);
+  }
+  static void expect_same(const Operand& large, const Operand& small, Form form) {
+    const int64_t rows = kRows,
+                  cols = form == Form::kRowwise ? large.qdata.dim(1) : large.qdata.dim(0);
+    if (form == Form::kRowwise) {
+      EXPECT_EQ(last_rows(large.qdata.data, rows, cols),
+                last_rows(small.qdata.data, kBlockRows, cols));
+      EXPECT_EQ(last_rows(large.scale.data, rows, cols / 32),
+                last_rows(small.scale.data, kBlockRows, cols / 32));
+    } else {
+      EXPECT_EQ(ends(large.qdata.data, cols, rows, kBlockRows),
+                ends(small.qdata.data, cols, kBlockRows, kBlockRows));
+      EXPECT_EQ(ends(large.scale.data, cols, rows / 32, kBlockRows / 32),
+                ends(small.scale.data, cols, kBlockRows / 32, kBlockRows / 32));
+    }
+  }
+  static void expect_same(const QuantizeForms& large, const QuantizeForms& small) {
+    expect_same(*large.rowwise, *small.rowwise, Form::kRowwise);
+    expect_same(*large.colwise, *small.colwise, Form::kColwise);
+  }
+  static void expect_same_values(const FloatView& large, const FloatView& small) {
+    const int64_t bytes = large.dim(1) * 2;
+    EXPECT_EQ(last_rows(large.data, large.dim(0), bytes),
+              last_rows(small.data, small.dim(0), bytes));
+  }
+  FloatView values(int64_t rows, int64_t cols = kCols) {
+    return {memory(rows * cols * 2), Format::kBf16, {rows, cols}};
+  }
+  View<const int32_t> count_up(int64_t count) {
+    std::vector<int32_t> index(count);
+    for (int64_t i = 0; i < count; ++i) index[i] = static_cast<int32_t>(i);
+    void* const data = memory(count * 4);
+    copy_to_device(data, index.data(), count * 4);
+    return {static_cast<const int32_t*>(data), {count}};
+  }
+
+ private:
+  std::vector<DeviceBuffer> buffers_;
+  void *x_ = nullptr, *wide_ = nullptr;
+};
+
+TEST_F(Large, Quantize) {
+  const auto large = both(kRows), small = both(kBlockRows);
+  quantize(args_of(x(kRows), large), kCuda);
+  quantize(args_of(x(kBlockRows), small), kCuda);
+  expect_same(large, small);
+}
+
+TEST_F(Large, DequantizeAndRequantize) {
+  const auto forms = both(kRows), few = both(kBlockRows);
+  quantize(args_of(x(kRows), forms), kCuda);
+  quantize(args_of(x(kBlockRows), few), kCuda);
+  for (const Form form : {Form::kRowwise, Form::kColwise}) {
+    const auto decode = [&](const Operand& from, int64_t rows) {
+      const FloatView out = values(rows);
+      dequantize({.form = form,
+                  .block = from.block,
+                  .qdata = {from.qdata.data, from.qdata.shape},
+                  .scale = {from.scale.data, from.scale.shape},
+                  .x = out},
+                 kCuda);
+      return out;
+    };
+    const bool rowwise = form == Form::kRowwise;
+    expect_same_values(decode(rowwise ? *forms.rowwise : *forms.colwise, kRows),
+                       decode(rowwise ? *few.rowwise : *few.colwise, kBlockRows));
+  }
+  const auto turn = [&](const Operand& from, int64_t rows) {
+    const Operand out = operand(Form::kColwise, rows);
+    requantize({.block = from.block,
+                .qdata = {from.qdata.data, from.qdata.shape},
+                .scale = {from.scale.data, from.scale.shape},
+                .colwise = out},
+               kCuda);
+    return out;
+  };
+  expect_same(turn(*forms.rowwise, kRows), turn(*few.rowwise, kBlockRows), Form::kColwise);
+}
+
+TEST_F(Large, SwigluAndItsFusions) {
+  const auto run = [&](int64_t rows, FloatView& a, QuantizeForms& forms) {
+    a = values(rows, kCols / 2);
+    swiglu({.h = x(rows), .a = a}, kCuda);
+    forms = both(rows, kCols / 2);
+    swiglu_quantize({.h = x(rows), .forms = forms}, kCuda);
+  };
+  FloatView a, few_a;
+  QuantizeForms forms, few;
+  run(kRows, a, forms), run(kBlockRows, few_a, few);
+  expect_same_values(a, few_a);
+  expect_same(forms, few);
+}
+
+TEST_F(Large, SwigluBackwardAndItsFusion) {
+  const auto run = [&](int64_t rows, FloatView& dh, QuantizeForms& forms) {
+    const ConstFloatView da = x(rows, kCols / 2), h = x(rows);
+    dh = values(rows);
+    swiglu_backward({.da = da, .h = h, .dh = dh}, kCuda);
+    forms = both(rows);
+    swiglu_backward_quantize({.da = da, .h = h, .forms = forms}, kCuda);
+  };
+  FloatView dh, few_dh;
+  QuantizeForms forms, few;
+  run(kRows, dh, forms), run(kBlockRows, few_dh, few);
+  expect_same_values(dh, few_dh);
+  expect_same(forms, few);
+}
+
+TEST_F(Large, PermuteUnpermuteAndTheFusion) {
+  const auto run = [&](int64_t rows, FloatView& there, FloatView& back, QuantizeForms& forms) {
+    const auto index = count_up(rows);
+    there = values(rows), back = values(rows), forms = both(rows);
+    permute({.x = x(rows), .slot_of = index, .top_k = 1, .rows = there}, kCuda);
+    unpermute({.rows = {there.data, there.format, there.shape}, .row_of = index, .x = back}, kCuda);
+    permute_quantize({.x = x(rows), .slot_of = index, .top_k = 1, .forms = forms}, kCuda);
+  };
+  FloatView there, back, few_there, few_back;
+  QuantizeForms forms, few;
+  run(kRows, there, back, forms), run(kBlockRows, few_there, few_back, few);
+  expect_same_values(there, few_there);
+  expect_same_values(back, few_back);
+  expect_same(forms, few);
+}
+
+TEST_F(Large, PadAndSwizzle) {
+  const std::vector<int32_t> ends_of_groups = {static_cast<int32_t>(kRows)};
+  void* const ends = memory(4);
+  copy_to_device(ends, ends_of_groups.data(), 4);
+  const View<const int32_t> offs{static_cast<const int32_t*>(ends), {1}};
+  const int64_t padded = pad_groups_rows<int64_t>(kRows, 1, 32);
+  auto* const out = static_cast<std::byte*>(memory(padded * kCols * 2));
+  pad_groups({.x = {static_cast<const std::byte*>(x(kRows).data), {kRows, kCols * 2}},
+              .offs = offs,
+              .alignment = 32,
+              .padded = {out, {padded, kCols * 2}},
+              .starts = {static_cast<int32_t*>(memory(4)), {1}},
+              .ends = {static_cast<int32_t*>(memory(4)), {1}}},
+             kCuda);
+  EXPECT_EQ(last_rows(out, kRows, kCols * 2), last_rows(x(kBlockRows).data, kBlockRows, kCols * 2));
+
+  const auto* scale = static_cast<const e8m0*>(input(1));
+  const Shape plain{kRows, kCols}, swizzled = swizzled_shape<int64_t>(plain, {}, Form::kRowwise);
+  auto* const there = static_cast<e8m0*>(memory(numel(swizzled)));
+  auto* const back = static_cast<e8m0*>(memory(numel(plain)));
+  swizzle_scale({.plain = {scale, plain}, .swizzled = {there, swizzled}}, kCuda);
+  unswizzle_scale({.swizzled = {there, swizzled}, .plain = {back, plain}}, kCuda);
+  EXPECT_EQ(last_rows(back, kRows, kCols), last_rows(scale, kBlockRows, kCols));
+}
+
+TEST_F(Large, RowScale) {
+  const auto run = [&](int64_t rows) {
+    const auto shape = row_scale_shape<int64_t>({rows, kCols}, std::nullopt, Form::kRowwise);
+    auto* const qdata = static_cast<e4m3*>(memory(numel(shape.qdata)));
+    quantize_row_scale(
+        {.x = x(rows),
+         .offs = std::nullopt,
+         .rowwise = RowScaleOperand{{qdata, shape.qdata},
+                                    {static_cast<float*>(memory(rows * 4)), shape.scale}},
+         .colwise = std::nullopt},
+        kCuda);
+    return last_rows(qdata, rows, kCols);
+  };
+  EXPECT_EQ(run(kRows), run(kBlockRows));
+}
+
+// ---- a graph holds pointers, not the contents of offs ----
+
+constexpr int64_t kGraphRows = 300, kGraphCols = 256;
+
+// An op on tensors of an arena, ready to run: nothing may be allocated during a capture.
+using Launch = std::function<void(const Exec& exec)>;
+using Prepare = std::function<Launch(Arena& arena, const View<const int32_t>& offs)>;
+
+void expect_replay(const Prepare& prepare) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  const std::vector<std::vector<int32_t>> contents = {
+      {10, 10, 150, 300}, {0, 0, 300, 300}, {300, 300, 300, 300}, {1, 129, 200, 257}};
+  Arena captured(Backend::kCuda);
+  const auto offs = captured.input(contents[0], {4});
+  const Launch run = prepare(captured, offs);
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t executable;
+  check_device("stream", cudaStreamCreate(&stream));
+  // Fails on anything that waits for the device.
+  check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+  run({.backend = Backend::kCuda, .stream = stream});
+  check_device("end", cudaStreamEndCapture(stream, &graph));
+  check_device("instantiate", cudaGraphInstantiate(&executable, graph, 0));
+  for (const auto& ends : contents) {
+    copy_to_device(const_cast<int32_t*>(offs.data), ends.data(), 16);
+    check_device("launch", cudaGraphLaunch(executable, stream));
+    check_device("wait", cudaStreamSynchronize(stream));
+    Arena fresh(Backend::kCuda);
+    prepare(fresh, fresh.input(ends, {4}))(kCuda);
+    EXPECT_EQ(captured.results(), fresh.results());
+  }
+  cudaGraphExecDestroy(executable);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+ConstFloatView random_input(Arena& arena, int64_t cols) {
+  Random random(static_cast<uint64_t>(cols));
+  const auto numbers = random_values<bf16>(random, kGraphRows * cols, Data::kGaussianLike);
+  return {arena.input(numbers, {kGraphRows, cols}).data, Format::kBf16, {kGraphRows, cols}};
+}
+
+QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs) {
+  const auto operand = [&](Form form, Block block) -> Operand {
+    const auto shape =
+        operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, ScaleLayout::kPlain);
+    return {block, ScaleLayout::kPlain, arena.output<e4m3>(shape.qdata),
+            arena.output<e8m0>(shape.scale)};
+  };
+  return {.offs = offs,
+          .rowwise = operand(Form::kRowwise, {1, 32}),
+          .colwise = operand(Form::kColwise, {32, 1})};
+}
+
+TEST(Graph, QuantizeThenRequantizeAndDequantize) {
+  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+    const auto x = random_input(arena, kGraphCols);
+    const auto forms = forms_for(arena, kGraphCols, offs),
+               again = forms_for(arena, kGraphCols, offs);
+    const auto out = arena.float_output(Format::kBf16, x.shape);
+    return [=](const Exec& exec) {
+      quantize(args_of(x, forms), exec);
+      quantize(args_of(x, again), exec);
+      const Operand &from = *forms.rowwise, &turned = *forms.colwise;
+      requantize({.block = from.block,
+                  .qdata = {from.qdata.data, from.qdata.shape},
+                  .scale = {from.scale.data, from.scale.shape},
+                  .offs = offs,
+                  .colwise = *again.colwise},
+                 exec);
+      dequantize({.form = Form::kColwise,
+                  .block = turned.block,
+                  .qdata = {turned.qdata.data, turned.qdata.shape},
+                  .scale = {turned.scale.data, turned.scale.shape},
+                  .offs = offs,
+                  .x = out},
+                 exec);
+    };
+  });
+}
+
+TEST(Graph, FusedOps) {
+  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+    const auto h = random_input(arena, 2 * kGraphCols), da = random_input(arena, kGraphCols);
+    std::vector<int32_t> slots(kGraphRows);
+    for (int64_t i = 0; i < kGraphRows; ++i) slots[i] = static_cast<int32_t>(kGraphRows - 1 - i);
+    const auto slot_of = arena.input(slots, {kGraphRows});
+    const auto a = forms_for(arena, kGraphCols, offs), dh = forms_for(arena, 2 * kGraphCols, offs),
+               rows = forms_for(arena, kGraphCols, offs);
+    return [=](const Exec& exec) {
+      swiglu_quantize({.h = h, .forms = a}, exec);
+      swiglu_backward_quantize({.da = da, .h = h, .forms = dh}, exec);
+      permute_quantize({.x = da, .slot_of = slot_of, .top_k = 1, .forms = rows}, exec);
+    };
+  });
+}
+
+TEST(Graph, PadAndRowScale) {
+  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+    const auto x = random_input(arena, kGraphCols);
+    const int64_t padded = pad_groups_rows<int64_t>(kGraphRows, 4, 32);
+    const PadGroupsArgs pad{
+        .x = {static_cast<const std::byte*>(x.data), {kGraphRows, kGraphCols * 2}},
+        .offs = offs,
+        .alignment = 32,
+        .padded = arena.output<std::byte>({padded, kGraphCols * 2}),
+        .starts = arena.output<int32_t>({4}),
+        .ends = arena.output<int32_t>({4})};
+    const auto operand = [&](Form form) -> RowScaleOperand {
+      const auto shape = row_scale_shape<int64_t>(x.shape, 4, form);
+      return {arena.output<e4m3>(shape.qdata), arena.output<float>(shape.scale)};
+    };
+    const RowScaleArgs scales{.x = x,
+                              .offs = offs,
+                              .rowwise = operand(Form::kRowwise),
+                              .colwise = operand(Form::kColwise)};
+    return [=](const Exec& exec) {
+      pad_groups(pad, exec);
+      quantize_row_scale(scales, exec);
+    };
+  });
+}
+
+}  // namespace
+}  // namespace moxie::testing
+#endif

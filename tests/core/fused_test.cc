@@ -1,0 +1,190 @@
+// An op fused with quantize gives the bytes of the two ops one after the other, on every backend.
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+#include "moxie/core/permute/permute.h"
+#include "moxie/core/permute/permute_quantize.h"
+#include "moxie/core/swiglu/swiglu.h"
+#include "moxie/core/swiglu/swiglu_quantize.h"
+#include "tests/support/backends.h"
+#include "tests/support/input.h"
+
+namespace moxie::testing {
+namespace {
+
+using Bytes = std::vector<std::vector<uint8_t>>;
+
+constexpr int kCases = 150;
+
+Block random_block(Random& random, Form form, bool grouped) {
+  for (;;) {
+    const Block block = kBlocks[random.below(std::size(kBlocks))];
+    if (is_operand_block(block, form) && !(form == Form::kRowwise && block.rows > 1 && grouped))
+      return block;
+  }
+}
+
+// Which forms of an x [rows, cols] are asked for.
+struct Request {
+  Shape x;
+  std::vector<int32_t> offs;  // empty: no offs
+  int misalign;
+  bool rowwise, colwise;
+  Block row_block, col_block;
+  ScaleLayout layout;
+  ScaleRule rule;
+
+  Request(Random& random, int64_t rows, int64_t cols) : x(rows, cols) {
+    if (random.chance(75))
+      offs = random_offs(random, rows, random.pick<int64_t>({1, 2, 3, 8, 33, 300}));
+    misalign = random.chance(60) ? 0 : static_cast<int>(random.between(1, 7));
+    const int64_t which = random.below(4);  // both forms are what training asks for
+    rowwise = which != 1, colwise = which != 0;
+    row_block = random_block(random, Form::kRowwise, !offs.empty());
+    col_block = random_block(random, Form::kColwise, !offs.empty());
+    layout = random.chance(60) ? ScaleLayout::kPlain : ScaleLayout::kSwizzled;
+    rule = random.pick({ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil, ScaleRule::kEven});
+  }
+
+  QuantizeForms forms(Arena& arena) const {
+    QuantizeForms forms{.rule = rule};
+    std::optional<int64_t> groups;
+    if (!offs.empty()) {
+      groups = static_cast<int64_t>(offs.size());
+      forms.offs = arena.input(offs, {*groups});
+    }
+    const auto operand = [&](Form form, Block block) -> Operand {
+      const auto shape = operand_shape<int64_t>(x, groups, form, block, layout);
+      return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
+    };
+    if (rowwise) forms.rowwise = operand(Form::kRowwise, row_block);
+    if (colwise) forms.colwise = operand(Form::kColwise, col_block);
+    return forms;
+  }
+  std::string text() const {
+    std::ostringstream out;
+    out << x << " groups " << offs.size() << " misalign " << misalign << ' ' << name(rule)
+        << (rowwise ? " rowwise " + name(row_block) : "")
+        << (colwise ? " colwise " + name(col_block) : "") << ' ' << name(layout);
+    return out.str();
+  }
+};
+
+// The result of an op that is not fused, where the backend reads it.
+struct Between {
+  Arena arena;
+  FloatView view;
+
+  Between(Backend backend, Format format, const Shape& shape, int misalign)
+      : arena(backend, misalign), view(arena.float_output(format, shape)) {}
+  ConstFloatView in() const { return {view.data, view.format, view.shape}; }
+};
+
+// Rows past the last group are computed by no fused op: their values must not matter.
+template <class Fused, class Apart>
+void expect_equal(const std::string& text, const Fused& fused, const Apart& apart,
+                  bool equals_ref) {
+  auto backends = backends_here();
+  backends.push_back({"ref", {.backend = Backend::kRef}});
+  const Bytes reference = apart(Exec{.backend = Backend::kRef});
+  for (const auto& backend : backends) {
+    const Bytes expected = apart(backend.exec);
+    EXPECT_TRUE(fused(backend.exec) == expected) << backend.name << ' ' << text;
+    EXPECT_TRUE(!equals_ref || expected == reference) << backend.name << ' ' << text;
+  }
+}
+
+int64_t random_width(Random& random) {
+  return random.pick<int64_t>({0, 1, 8, 31, 32, 64, 100, 128, 128, 136, 256, 384, 640});
+}
+
+TEST(Fused, SwigluQuantizeIsSwigluThenQuantize) {
+  for (int number = 0; number < kCases; ++number) {
+    Random random(number);
+    const int64_t rows = random.between(0, 300), width = random_width(random);
+    const Request request(random, rows, width);
+    const Input h(random, rows * 2 * width, random_data(random));
+    const auto fused = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      swiglu_quantize({.h = h.in(arena, {rows, 2 * width}), .forms = request.forms(arena)}, exec);
+      return arena.results();
+    };
+    const auto apart = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      const Between a(exec.backend, h.format, request.x, request.misalign);
+      swiglu({.h = h.in(arena, {rows, 2 * width}), .a = a.view}, exec);
+      quantize(args_of(a.in(), request.forms(arena)), exec);
+      return arena.results();
+    };
+    expect_equal(request.text() + ' ' + name(h.format), fused, apart, false);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Fused, SwigluBackwardQuantizeIsSwigluBackwardThenQuantize) {
+  for (int number = 0; number < kCases; ++number) {
+    Random random(number);
+    const int64_t rows = random.between(0, 300), width = random_width(random);
+    const Request request(random, rows, 2 * width);
+    const Input h(random, rows * 2 * width, random_data(random));
+    Input da(random, rows * width, random_data(random));
+    while (da.format != h.format) da = Input(random, rows * width, Data::kGaussianLike);
+    const auto fused = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      swiglu_backward_quantize({.da = da.in(arena, {rows, width}),
+                                .h = h.in(arena, request.x),
+                                .forms = request.forms(arena)},
+                               exec);
+      return arena.results();
+    };
+    const auto apart = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      const Between dh(exec.backend, h.format, request.x, request.misalign);
+      swiglu_backward(
+          {.da = da.in(arena, {rows, width}), .h = h.in(arena, request.x), .dh = dh.view}, exec);
+      quantize(args_of(dh.in(), request.forms(arena)), exec);
+      return arena.results();
+    };
+    expect_equal(request.text() + ' ' + name(h.format), fused, apart, false);
+    if (HasFailure()) return;
+  }
+}
+
+TEST(Fused, PermuteQuantizeIsPermuteThenQuantize) {
+  for (int number = 0; number < kCases; ++number) {
+    Random random(number);
+    const int64_t tokens = random.between(0, 120), k = random.between(1, 8), rows = tokens * k;
+    const int64_t dim = random_width(random);
+    const Request request(random, rows, dim);
+    const Input x(random, tokens * dim, random_data(random));
+    std::vector<int32_t> slot_of(rows);
+    for (auto& slot : slot_of) slot = static_cast<int32_t>(random.below(rows));
+    const auto fused = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      permute_quantize({.x = x.in(arena, {tokens, dim}),
+                        .slot_of = arena.input(slot_of, {rows}),
+                        .top_k = k,
+                        .forms = request.forms(arena)},
+                       exec);
+      return arena.results();
+    };
+    const auto apart = [&](const Exec& exec) {
+      Arena arena(exec.backend, request.misalign);
+      const Between between(exec.backend, x.format, request.x, request.misalign);
+      permute({.x = x.in(arena, {tokens, dim}),
+               .slot_of = arena.input(slot_of, {rows}),
+               .top_k = k,
+               .rows = between.view},
+              exec);
+      quantize(args_of(between.in(), request.forms(arena)), exec);
+      return arena.results();
+    };
+    expect_equal(request.text() + " k " + std::to_string(k) + ' ' + name(x.format), fused, apart,
+                 true);
+    if (HasFailure()) return;
+  }
+}
+
+}  // namespace
+}  // namespace moxie::testing
