@@ -23,19 +23,52 @@ Recipe parse(const char* op, std::string_view name) {
 
 }  // namespace
 
-MXFP8GroupedMMConfig MXFP8GroupedMMConfig::from_recipe(std::string_view name) {
+std::string_view name(FP8GroupedMMRecipe recipe) {
+  switch (recipe) {
+    case FP8GroupedMMRecipe::kFp8Rowwise: return "fp8_rowwise";
+  }
+  return "";
+}
+
+std::string_view name(MXFP8GroupedMMRecipe recipe) {
+  switch (recipe) {
+    case MXFP8GroupedMMRecipe::kMxfp8Rceil: return "mxfp8_rceil";
+    case MXFP8GroupedMMRecipe::kMxfp8RceilWgradWithHp: return "mxfp8_rceil_wgrad_with_hp";
+    case MXFP8GroupedMMRecipe::kMxfp8EmulatedRceil: return "mxfp8_emulated_rceil";
+    case MXFP8GroupedMMRecipe::kMxfp8Floor: return "mxfp8_floor";
+    case MXFP8GroupedMMRecipe::kMxfp8EmulatedFloor: return "mxfp8_emulated_floor";
+    case MXFP8GroupedMMRecipe::kMxfp8EmulatedCeil: return "mxfp8_emulated_ceil";
+    case MXFP8GroupedMMRecipe::kMxfp8EmulatedEven: return "mxfp8_emulated_even";
+    case MXFP8GroupedMMRecipe::kMxfp8Rceil32x32: return "mxfp8_rceil_32x32";
+    case MXFP8GroupedMMRecipe::kMxfp8Rceil128: return "mxfp8_rceil_128";
+  }
+  return "";
+}
+
+std::string_view name(MXLinearRecipeName recipe) {
+  switch (recipe) {
+    case MXLinearRecipeName::kMxfp8Emulated: return "mxfp8_emulated";
+    case MXLinearRecipeName::kMxfp8Cublas: return "mxfp8_cublas";
+    case MXLinearRecipeName::kMxfp8CublasRceil: return "mxfp8_cublas_rceil";
+    case MXLinearRecipeName::kMxfp8Rceil32x32: return "mxfp8_rceil_32x32";
+    case MXLinearRecipeName::kMxfp8Rceil128: return "mxfp8_rceil_128";
+  }
+  return "";
+}
+
+MXFP8GroupedMMConfig MXFP8GroupedMMConfig::from_recipe(std::string_view recipe) {
   constexpr const char* kOp = "MXFP8GroupedMMConfig";
-  const Recipe recipe = parse(kOp, name);
-  TORCH_CHECK_VALUE(recipe.scaling == Scaling::kBlock, kOp, ": ", name,
+  const Recipe parsed = parse(kOp, recipe);
+  TORCH_CHECK_VALUE(parsed.scaling == Scaling::kBlock, kOp, ": ", recipe,
                     " is not MXFP8; FP8GroupedMMConfig takes fp8_rowwise");
-  return {.kernel_preference = recipe.kernels,
-          .out_dtype = recipe.out,
-          .wgrad_with_hp = recipe.wgrad == Wgrad::kHighPrecision,
-          .scale_calculation_mode = recipe.rule,
-          .activations = recipe.activations,
-          .weights = recipe.weights,
-          .wgrad_dy = recipe.wgrad_dy,
-          .wgrad_x = recipe.wgrad_x};
+  return {.kernel_preference = parsed.kernels,
+          .out_dtype = parsed.out,
+          .wgrad_with_hp = parsed.wgrad == Wgrad::kHighPrecision,
+          .scale_calculation_mode = parsed.rule,
+          .activations = parsed.activations,
+          .weights = parsed.weights,
+          .wgrad_dy = parsed.wgrad_dy,
+          .wgrad_x = parsed.wgrad_x};
 }
 
 std::string MXFP8GroupedMMConfig::recipe() const {
@@ -50,12 +83,12 @@ std::string MXFP8GroupedMMConfig::recipe() const {
                        .out = out_dtype});
 }
 
-FP8GroupedMMConfig FP8GroupedMMConfig::from_recipe(std::string_view name) {
+FP8GroupedMMConfig FP8GroupedMMConfig::from_recipe(std::string_view recipe) {
   constexpr const char* kOp = "FP8GroupedMMConfig";
-  const Recipe recipe = parse(kOp, name);
-  TORCH_CHECK_VALUE(recipe.scaling == Scaling::kRow, kOp, ": ", name,
+  const Recipe parsed = parse(kOp, recipe);
+  TORCH_CHECK_VALUE(parsed.scaling == Scaling::kRow, kOp, ": ", recipe,
                     " has no scale per row; MXFP8GroupedMMConfig takes it");
-  return {.out_dtype = recipe.out, .wgrad_with_hp = recipe.wgrad == Wgrad::kHighPrecision};
+  return {.out_dtype = parsed.out, .wgrad_with_hp = parsed.wgrad == Wgrad::kHighPrecision};
 }
 
 std::string FP8GroupedMMConfig::recipe() const {
@@ -65,14 +98,14 @@ std::string FP8GroupedMMConfig::recipe() const {
                        .out = out_dtype});
 }
 
-MXLinearConfig MXLinearConfig::from_recipe_name(std::string_view name) {
+MXLinearConfig MXLinearConfig::from_recipe_name(std::string_view recipe) {
   static constexpr std::pair<std::string_view, std::string_view> kTheirs[] = {
       {"mxfp8_emulated", "mxfp8_emulated_floor"},
       {"mxfp8_cublas", "mxfp8_floor"},
       {"mxfp8_cublas_rceil", "mxfp8_rceil"}};
   for (const auto& [theirs, ours] : kTheirs)
-    if (name == theirs) name = ours;
-  return {MXFP8GroupedMMConfig::from_recipe(name)};
+    if (recipe == theirs) recipe = ours;
+  return {MXFP8GroupedMMConfig::from_recipe(recipe)};
 }
 
 }  // namespace moxie

@@ -3,6 +3,7 @@
 #include <regex.h>  // POSIX: <regex> and its locales crash where two C++ libraries are loaded
 #include <torch/nn/modules/linear.h>
 
+#include <algorithm>
 #include <memory>
 
 #include "moxie/torch/nn/quantizable.h"
@@ -61,6 +62,16 @@ Rule* find_rule(std::vector<Rule>& rules, const std::string& name) {
   return found;
 }
 
+// For an error: what could have been meant.
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    text += (i == 0 ? "" : ", ") + names[i];
+  if (names.size() > kShown) text += ", and " + std::to_string(names.size() - kShown) + " more";
+  return names.empty() ? "the model has none" : "the model has " + text;
+}
+
 }  // namespace
 
 std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes) {
@@ -70,10 +81,12 @@ std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& re
     rules.push_back({Pattern(entry.first), entry});
   }
   std::vector<std::pair<nn::Quantizable*, Converted>> plan;
+  std::vector<std::string> names;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* const module = dynamic_cast<nn::Quantizable*>(item.value().get());
     const bool is_stock = item.value()->as<torch::nn::Linear>() != nullptr;
     if (!module && !is_stock) continue;
+    if (module) names.push_back(item.key());
     const Rule* const rule = find_rule(rules, item.key());
     if (!rule || !rule->entry.second) continue;
     TORCH_CHECK_VALUE(
@@ -85,7 +98,7 @@ std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& re
   }
   for (const Rule& rule : rules)
     TORCH_CHECK_VALUE(rule.matched, kOp, ": no module that can take a recipe is called '",
-                      rule.entry.first, "'");
+                      rule.entry.first, "'; ", listed(names));
   std::vector<Converted> report;
   for (auto& [module, converted] : plan) {
     module->set_recipe(converted.recipe);

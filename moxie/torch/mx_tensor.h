@@ -1,27 +1,32 @@
 // MxTensor: quantized activations that came from elsewhere (another rank, an earlier kernel), with
-// what is needed to use them. Python's MXTensor is the same four things.
+// what is needed to use them. Python's MXTensor holds the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <optional>
 #include <string>
 #include <string_view>
 
 namespace moxie {
 
 struct MxTensor {
-  at::Tensor qdata;      // e4m3 [R, C]
-  at::Tensor scale;      // e8m0, plain
-  std::string block;     // rows x cols that share a scale
-  at::ScalarType dtype;  // of what was quantized, and of what dequantize() gives
+  at::Tensor qdata;   // e4m3 [R, C]
+  at::Tensor scale;   // e8m0, plain
+  std::string block;  // rows x cols that share a scale
+  // What autograd sees: the shape and dtype of what was quantized, in one element of memory.
+  // Gradients reach it in that dtype; FP8 gets none. Require them of it where there was no to_mx().
+  at::Tensor proxy;
 
-  // Checks dtypes, devices and shapes; messages name the rule and the value.
+  at::ScalarType dtype() const { return proxy.scalar_type(); }
+
   static MxTensor from_qdata_and_scales(at::Tensor qdata, at::Tensor scale, at::ScalarType dtype,
                                         std::string_view block = "1x32");
+  // Differentiable: the gradient passes to x as it is.
   static MxTensor to_mx(const at::Tensor& x, std::string_view block = "1x32",
                         std::string_view rule = "rceil");
-  at::Tensor dequantize() const;
+  // Dtypes, devices and shapes of the parts; messages name op, rule and value.
+  void check(const char* op) const;
+  at::Tensor dequantize() const;  // in dtype(); differentiable
 };
 
 }  // namespace moxie

@@ -2,6 +2,8 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include "moxie/torch/mx_tensor.h"
+
 namespace moxie::ops {
 namespace {
 
@@ -142,12 +144,32 @@ Tensor padded_offs(const Tensor& offs, int64_t alignment) {
 }
 
 Tensor grouped_mm(const Tensor& x, const Tensor& w, const GroupedMmOptions& options) {
+  if (options.stats) {
+    static const auto with_stats =
+        find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, Text,
+                    const OptionalTensor&, OptionalDtype, std::optional<at::ArrayRef<Tensor>>,
+                    const OptionalTensor&)>("moxie::grouped_mm", "stats");
+    return with_stats.call(x, w, *options.stats, options.offs, options.recipe, options.bias,
+                           options.dtype, options.quantized_w, options.main_grad);
+  }
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, Text, const OptionalTensor&,
                   OptionalDtype, std::optional<at::ArrayRef<Tensor>>, const OptionalTensor&)>(
           "moxie::grouped_mm");
   return op.call(x, w, options.offs, options.recipe, options.bias, options.dtype,
                  options.quantized_w, options.main_grad);
+}
+
+Tensor grouped_mm(const MxTensor& x, const Tensor& w, const GroupedMmOptions& options) {
+  TORCH_CHECK_VALUE(!options.stats,
+                    "grouped_mm: stats need x before it was quantized, and x is an MxTensor");
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
+                  Text, Text, const OptionalTensor&, OptionalDtype,
+                  std::optional<at::ArrayRef<Tensor>>, const OptionalTensor&)>("moxie::grouped_mm",
+                                                                               "mx");
+  return op.call(x.proxy, x.qdata, x.scale, w, options.offs, x.block, options.recipe, options.bias,
+                 options.dtype, options.quantized_w, options.main_grad);
 }
 
 Tensor expert_mlp(const Tensor& x, const Tensor& w13, const Tensor& w2,
@@ -158,6 +180,11 @@ Tensor expert_mlp(const Tensor& x, const Tensor& w13, const Tensor& w2,
                   const OptionalTensor&, const OptionalTensor&)>("moxie::expert_mlp");
   return op.call(x, w13, w2, options.offs, options.recipe, options.quantized_w13,
                  options.quantized_w2, options.main_grad13, options.main_grad2);
+}
+
+Tensor gate_logits(const Tensor& x, const Tensor& weight) {
+  static const auto op = find<Tensor(const Tensor&, const Tensor&)>("moxie::gate_logits");
+  return op.call(x, weight);
 }
 
 Tensor top_k(const Tensor& scores, int64_t k) {
@@ -203,9 +230,60 @@ Tensor swiglu_backward(const Tensor& da, const Tensor& h) {
   return op.call(da, h);
 }
 
+Two swiglu_quantize_rowwise(const Tensor& h, const QuantizeOptions& options) {
+  static const auto op = find<Two(const Tensor&, const OptionalTensor&, Text, Text, Text)>(
+      "moxie::swiglu_quantize_rowwise");
+  return op.call(h, options.offs, options.rowwise_block, options.rule, options.scale_layout);
+}
+
+Four swiglu_quantize_both(const Tensor& h, const QuantizeOptions& options) {
+  static const auto op = find<Four(const Tensor&, const OptionalTensor&, Text, Text, Text, Text)>(
+      "moxie::swiglu_quantize_both");
+  return op.call(h, options.offs, options.rowwise_block, options.colwise_block, options.rule,
+                 options.scale_layout);
+}
+
+Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h,
+                                   const QuantizeOptions& options) {
+  static const auto op =
+      find<Four(const Tensor&, const Tensor&, const OptionalTensor&, Text, Text, Text, Text)>(
+          "moxie::swiglu_backward_quantize_both");
+  return op.call(da, h, options.offs, options.rowwise_block, options.colwise_block, options.rule,
+                 options.scale_layout);
+}
+
+Two permute_quantize_rowwise(const Tensor& x, const Tensor& slot_of, int64_t top_k,
+                             const QuantizeOptions& options) {
+  static const auto op =
+      find<Two(const Tensor&, const Tensor&, int64_t, const OptionalTensor&, Text, Text, Text)>(
+          "moxie::permute_quantize_rowwise");
+  return op.call(x, slot_of, top_k, options.offs, options.rowwise_block, options.rule,
+                 options.scale_layout);
+}
+
+Four permute_quantize_both(const Tensor& x, const Tensor& slot_of, int64_t top_k,
+                           const QuantizeOptions& options) {
+  static const auto op = find<Four(const Tensor&, const Tensor&, int64_t, const OptionalTensor&,
+                                   Text, Text, Text, Text)>("moxie::permute_quantize_both");
+  return op.call(x, slot_of, top_k, options.offs, options.rowwise_block, options.colwise_block,
+                 options.rule, options.scale_layout);
+}
+
 Tensor sum_groups(const Tensor& x, const OptionalTensor& offs) {
   static const auto op = find<Tensor(const Tensor&, const OptionalTensor&)>("moxie::sum_groups");
   return op.call(x, offs);
+}
+
+Tensor quantization_stats(const Tensor& x, const StatsOptions& options) {
+  static const auto op =
+      find<Tensor(const Tensor&, const OptionalTensor&, Text, std::optional<Text>)>(
+          "moxie::quantization_stats");
+  return op.call(x, options.offs, options.recipe, options.part);
+}
+
+void add_once_(const Tensor& total, const Tensor& addend) {
+  static const auto op = find<void(const Tensor&, const Tensor&)>("moxie::_add_once_");
+  op.call(total, addend);
 }
 
 Tensor grouped_mm_quantized(const Tensor& x, const OptionalTensor& x_scale, const Tensor& w,

@@ -8,6 +8,10 @@
 #include <string_view>
 #include <tuple>
 
+namespace moxie {
+struct MxTensor;
+}
+
 namespace moxie::ops {
 
 struct QuantizeOptions {
@@ -83,10 +87,14 @@ struct GroupedMmOptions {
   std::optional<at::ScalarType> dtype = std::nullopt;
   std::optional<at::ArrayRef<at::Tensor>> quantized_w = std::nullopt;  // quantize_weights' of w
   std::optional<at::Tensor> main_grad = std::nullopt;  // f32 [G, N, K], which backward adds dw to
+  std::optional<at::Tensor> stats = std::nullopt;      // f64 [6, 5]: stats.h
 };
 // y = x w^T by groups of rows; differentiable. x [R, K], w [G, N, K] -> [R, N]
 at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& w,
                       const GroupedMmOptions& options = {});
+// x that is quantized already (mx_tensor.h), in a block that the recipe has for activations, is
+// multiplied as it is: the same y, and wgrad requantizes it.
+at::Tensor grouped_mm(const MxTensor& x, const at::Tensor& w, const GroupedMmOptions& options = {});
 
 struct ExpertMlpOptions {
   std::optional<at::Tensor> offs = std::nullopt;
@@ -98,6 +106,8 @@ struct ExpertMlpOptions {
 at::Tensor expert_mlp(const at::Tensor& x, const at::Tensor& w13, const at::Tensor& w2,
                       const ExpertMlpOptions& options = {});
 
+// x [T, D], weight [E, D] -> f32 [T, E]; differentiable
+at::Tensor gate_logits(const at::Tensor& x, const at::Tensor& weight);
 // scores [T, E] -> ids int32 [T, k]
 at::Tensor top_k(const at::Tensor& scores, int64_t k);
 // ids -> offs, slot_of, row_of
@@ -112,7 +122,32 @@ at::Tensor unpermute_weights(const at::Tensor& dout, const at::Tensor& rows,
 
 at::Tensor swiglu(const at::Tensor& h);
 at::Tensor swiglu_backward(const at::Tensor& da, const at::Tensor& h);
+// quantize_rowwise and quantize_both of those two results, and of permute's rows, without them in
+// memory; options.colwise_block is for both forms.
+std::tuple<at::Tensor, at::Tensor> swiglu_quantize_rowwise(const at::Tensor& h,
+                                                           const QuantizeOptions& options = {});
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> swiglu_quantize_both(
+    const at::Tensor& h, const QuantizeOptions& options = {});
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> swiglu_backward_quantize_both(
+    const at::Tensor& da, const at::Tensor& h, const QuantizeOptions& options = {});
+std::tuple<at::Tensor, at::Tensor> permute_quantize_rowwise(const at::Tensor& x,
+                                                            const at::Tensor& slot_of,
+                                                            int64_t top_k,
+                                                            const QuantizeOptions& options = {});
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> permute_quantize_both(
+    const at::Tensor& x, const at::Tensor& slot_of, int64_t top_k,
+    const QuantizeOptions& options = {});
 at::Tensor sum_groups(const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt);
+
+struct StatsOptions {
+  std::optional<at::Tensor> offs = std::nullopt;
+  std::string_view recipe = "mxfp8_rceil_128";
+  std::optional<std::string_view> part = std::nullopt;  // kStatsParts; by the dims of x
+};
+// How well a recipe represents x: f64 [5], kStats (stats.h).
+at::Tensor quantization_stats(const at::Tensor& x, const StatsOptions& options = {});
+// total += addend, but not in what a checkpoint repeats during backward.
+void add_once_(const at::Tensor& total, const at::Tensor& addend);
 
 // The passes of grouped_mm on operands as the quantizers make them.
 struct GemmOptions {

@@ -37,7 +37,14 @@ const Preset kPresets[] = {
     {"mxfp8_rceil_32x32", {.weights = {32, 32}}},
     {"mxfp8_rceil_128",
      {.activations = {1, 128}, .weights = {128, 128}, .wgrad_dy = {128, 1}, .wgrad_x = {128, 32}}},
+    // Tests only: one to take derivatives of, and one that every check of convergence must refuse.
     {"identity", {.scaling = Scaling::kNone, .keeps_dtype = true}},
+    {"broken_scales",
+     {.activations = {1, 128},
+      .weights = {128, 128},
+      .wgrad_dy = {128, 1},
+      .wgrad_x = {128, 32},
+      .scales_too_small = true}},
 };
 
 bool parse_bool(std::string_view text, std::string_view op, std::string_view field) {
@@ -123,7 +130,8 @@ const Preset& find_preset(std::string_view text, std::string_view op) {
 std::vector<std::string> recipe_names() {
   std::vector<std::string> names;
   for (const Preset& preset : kPresets)
-    if (!preset.recipe.keeps_dtype) names.emplace_back(preset.name);
+    if (!preset.recipe.keeps_dtype && !preset.recipe.scales_too_small)
+      names.emplace_back(preset.name);
   return names;
 }
 
@@ -157,10 +165,10 @@ std::string to_text(const Recipe& recipe) {
     case Scaling::kRow: return "fp8_rowwise:wgrad_with_hp=" + hp + "," + ends;
     case Scaling::kBlock: break;
   }
-  return "mxfp8_rceil:rule=" + std::string(name(recipe.rule)) +
-         ",activations=" + name(recipe.activations) + ",weights=" + name(recipe.weights) +
-         ",wgrad_dy=" + name(recipe.wgrad_dy) + ",wgrad_x=" + name(recipe.wgrad_x) +
-         ",wgrad_with_hp=" + hp + "," + ends;
+  return (recipe.scales_too_small ? "broken_scales:rule=" : "mxfp8_rceil:rule=") +
+         std::string(name(recipe.rule)) + ",activations=" + name(recipe.activations) +
+         ",weights=" + name(recipe.weights) + ",wgrad_dy=" + name(recipe.wgrad_dy) +
+         ",wgrad_x=" + name(recipe.wgrad_x) + ",wgrad_with_hp=" + hp + "," + ends;
 }
 
 }  // namespace moxie::ops

@@ -39,6 +39,7 @@ struct Recipe {
   Wgrad wgrad = Wgrad::kQuantized;
   Kernels kernels = Kernels::kAuto;
   bool keeps_dtype = false;                          // identity: any dtype, double too
+  bool scales_too_small = false;                     // broken_scales: by one power of two
   std::optional<at::ScalarType> out = std::nullopt;  // of y; as x if absent
 
   bool operator==(const Recipe&) const = default;

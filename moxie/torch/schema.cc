@@ -94,6 +94,22 @@ TORCH_LIBRARY(moxie, m) {
   def("grouped_mm(Tensor x, Tensor w, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
       "Tensor? bias=None, ScalarType? dtype=None, Tensor[]? quantized_w=None, "
       "Tensor? main_grad=None) -> Tensor y");
+  // The same with x quantized already: qdata and its plain scales, in a block that the recipe has
+  // for activations. x itself has its shape and dtype and gets its gradient; its values are not
+  // read.
+  def("grouped_mm.mx(Tensor x, Tensor qdata, Tensor scale, Tensor w, Tensor? offs=None, *, "
+      "str block='1x32', str recipe='mxfp8_rceil_128', Tensor? bias=None, ScalarType? dtype=None, "
+      "Tensor[]? quantized_w=None, Tensor? main_grad=None) -> Tensor y");
+  // The same, with what quantization loses of each operand added to stats, f64 [6, 5] (stats.h).
+  def("grouped_mm.stats(Tensor x, Tensor w, Tensor(a!) stats, Tensor? offs=None, *, "
+      "str recipe='mxfp8_rceil_128', Tensor? bias=None, ScalarType? dtype=None, "
+      "Tensor[]? quantized_w=None, Tensor? main_grad=None) -> Tensor y");
+  // x as `part` of a product (x w x_t w_t dy dy_t; by its dims if absent) -> f64 [5]
+  def("quantization_stats(Tensor x, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
+      "str? part=None) -> Tensor stats");
+  // total += addend, but not inside of a backward pass: there a checkpoint only repeats a forward
+  // that was counted.
+  def("_add_once_(Tensor(a!) total, Tensor addend) -> ()");
   // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node.
   def("expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
@@ -101,7 +117,27 @@ TORCH_LIBRARY(moxie, m) {
   // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
   def("swiglu(Tensor h) -> Tensor a");
   def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");
+  // What quantize_rowwise and quantize_both make of the result of swiglu, of swiglu_backward and of
+  // permute, without that result in memory.
+  def("swiglu_quantize_rowwise(Tensor h, *, Tensor? offs=None, str block='1x32', "
+      "str rule='rceil', str scale_layout='plain') -> (Tensor qdata, Tensor scale)");
+  def("swiglu_quantize_both(Tensor h, *, Tensor? offs=None, str rowwise_block='1x32', "
+      "str colwise_block='32x1', str rule='rceil', str scale_layout='plain') -> "
+      "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
+  def("swiglu_backward_quantize_both(Tensor da, Tensor h, *, Tensor? offs=None, "
+      "str rowwise_block='1x32', str colwise_block='32x1', str rule='rceil', "
+      "str scale_layout='plain') -> "
+      "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
+  def("permute_quantize_rowwise(Tensor x, Tensor slot_of, int top_k, *, Tensor? offs=None, "
+      "str block='1x32', str rule='rceil', str scale_layout='plain') -> "
+      "(Tensor qdata, Tensor scale)");
+  def("permute_quantize_both(Tensor x, Tensor slot_of, int top_k, *, Tensor? offs=None, "
+      "str rowwise_block='1x32', str colwise_block='32x1', str rule='rceil', "
+      "str scale_layout='plain') -> "
+      "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
 
+  // x [T, D], weight [E, D], bf16 or f32 -> f32 [T, E]: x weight^T; differentiable
+  def("gate_logits(Tensor x, Tensor weight) -> Tensor logits");
   // scores [T, E] -> ids int32 [T, k]: the k largest of each token, equal ones by id
   def("top_k(Tensor scores, int k) -> Tensor ids");
   // ids [T, k] -> offs [E], and for R = T * k rows in order of expert, token and slot: slot_of [R],

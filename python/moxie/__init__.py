@@ -39,7 +39,14 @@ from moxie.gemm import (
     quantize_weights,
     sum_groups,
 )
-from moxie.moe import permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
+from moxie.fused import (
+    permute_quantize_both,
+    permute_quantize_rowwise,
+    swiglu_backward_quantize_both,
+    swiglu_quantize_both,
+    swiglu_quantize_rowwise,
+)
+from moxie.moe import gate_logits, permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.recipe import Recipe, recipe_names
 from moxie.stats import quantization_stats, sqnr
 from moxie.config import (
@@ -56,6 +63,7 @@ from moxie.config import (
 from moxie.convert import LM_SKIP as LM_SKIP, quantize_, refresh_, refresh_after, unquantize_
 from moxie.fqn import FqnToConfig
 from moxie.linear import MXLinear
+from moxie import mx_load as mx_load  # so that torch.load(weights_only=True) knows MXTensor
 
 __version__ = "0.1.0"
 
@@ -78,6 +86,7 @@ __all__ = [
     "dequantize_colwise",
     "dequantize_rowwise",
     "expert_mlp",
+    "gate_logits",
     "grouped_dgrad",
     "grouped_mm",
     "grouped_wgrad",
@@ -86,6 +95,8 @@ __all__ = [
     "pad_groups",
     "padded_offs",
     "permute",
+    "permute_quantize_both",
+    "permute_quantize_rowwise",
     "quantization_stats",
     "quantize_",
     "quantize_both",
@@ -104,6 +115,9 @@ __all__ = [
     "sum_groups",
     "swiglu",
     "swiglu_backward",
+    "swiglu_backward_quantize_both",
+    "swiglu_quantize_both",
+    "swiglu_quantize_rowwise",
     "swizzle_scale",
     "top_k",
     "unpad_groups",

@@ -53,6 +53,13 @@ class Target:
         return isinstance(self.module, GroupedExperts)
 
     @property
+    def conversion(self) -> Optional[Conversion]:
+        """What it has been converted with already."""
+        if self.is_linear:
+            return getattr(self.module, "conversion", None)
+        return self.module.__dict__.get("_conversion") if self.is_own else getattr(self.parameter, "_moxie", None)
+
+    @property
     def kind(self) -> str:
         return "linear" if self.is_linear else "experts" if self.is_own else "parameter"
 
@@ -64,12 +71,13 @@ class Target:
         """Whether the config converts such targets when it is not told which."""
         return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
 
-    def convert_(self, config: AnyConfig) -> Conversion:
+    def convert_(self, config: AnyConfig, tied: Optional[Conversion] = None) -> Conversion:
+        """`tied`: what the same parameter has become under another name."""
         if self.is_own:
             return _convert_own(self.module, config, self.fqn)
         if self.is_linear:
             return MXLinear.from_float(self.module, config, name=self.fqn).conversion
-        return convert_parameter_(self.module, self.name, config, self.fqn)
+        return convert_parameter_(self.module, self.name, tied or Conversion(self.fqn, config))
 
 
 def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Conversion:
@@ -78,6 +86,7 @@ def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Convers
     conversion.used = True  # it cannot but multiply
     if not hasattr(module, "_recipe_before"):
         module._recipe_before = (module.recipe, module.cache13 is not None)
+    module._conversion = conversion
     module.set_recipe_(conversion.recipe, weight_cache=bool(wants_cache(config)))
     conversion.cache = module.cache13
     return conversion
@@ -113,10 +122,10 @@ def quantize_(
 ) -> Report:
     """Converts a model in place; the state dict stays what it was. Returns what was done: print it.
 
-    Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, bmm and
-    addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig for the 3D parameters, and a recipe, by name
-    or not, for both. `filter_fn(module, name)` chooses modules instead; `skip`, patterns of names, leaves linears alone when
-    there is none. An `FqnToConfig` chooses by name. What matches nothing is refused.
+    Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm,
+    F.grouped_mm, F.linear, matmul, mm, bmm and addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig
+    for the 3D parameters, and a recipe, by name or not, for both. `filter_fn(module, name)` chooses modules instead; `skip`,
+    patterns of names, leaves linears alone when there is none. An `FqnToConfig` chooses by name. What matches nothing is refused.
 
     >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
     >>> print(moxie.quantize_(model, "mxfp8_rceil"))
@@ -138,7 +147,8 @@ def quantize_(
             raise TypeError(f"{_OP}: filter_fn must be a function of a module and its name, got {filter_fn!r}")
         chosen = _choose_by_filter(model, config, filter_fn, skip)
     _check(chosen)
-    entries = [_convert(target, one, reason) for target, one, reason in chosen]
+    tied: dict[int, Optional[Conversion]] = {}
+    entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
     _forget(model)
     hook = WarnUnused(report)
@@ -173,7 +183,8 @@ def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
     keys = config.fqn_to_config
     targets = list(targets_of(model, named=list(keys)))
     decided = [matching_key(config, target.parameter_fqn, target.module_fqn) for target in targets]
-    names = [name for name, _ in model.named_modules() if name] + [name for name, _ in model.named_parameters()]
+    names = [name for name, _ in model.named_modules() if name]
+    names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
     _check_keys(config, targets, decided, names)
     chosen: list[Choice] = []
     for target, key in zip(targets, decided):
@@ -203,6 +214,10 @@ def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Option
         matched = names_matched(key, names)
         if not matched:
             raise ValueError(f"{_OP}: key {key!r} matches no module and no parameter of the model{closest(key, names)}")
+        for target in targets:
+            if target.is_own and key.rpartition(".")[0] == target.module_fqn and key.rpartition(".")[2] in ("w13", "w2"):
+                raise ValueError(f"{_OP}: key {key!r} is one weight of a GroupedExperts, which has one recipe for both; the key "
+                                 f"{target.fqn!r} is both")
         if key in decided:
             continue
         inside = [target for target in targets
@@ -216,7 +231,13 @@ def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Option
 
 def _check(chosen: list[Choice]) -> None:
     """Refuses before anything has changed."""
+    tied: dict[int, tuple[str, Optional[AnyConfig]]] = {}
     for target, config, _ in chosen:
+        if target.kind == "parameter":
+            name, other = tied.setdefault(id(target.parameter), (target.fqn, config))
+            if other != config:
+                raise ValueError(f"{_OP}: {name} and {target.fqn} are one parameter, which cannot be converted in two ways, or "
+                                 "under one of its names alone; choose the same for both")
         if config is None:
             continue
         if target.parameter.dtype not in (torch.bfloat16, torch.float32):
@@ -229,10 +250,13 @@ def _check(chosen: list[Choice]) -> None:
             raise ValueError(f"{_OP}: {target.parameter_fqn} must not be empty, got {tuple(target.parameter.shape)}")
 
 
-def _convert(target: Target, config: Optional[AnyConfig], reason: str) -> Entry:
-    shape = tuple(target.parameter.shape)
-    conversion = None if config is None else target.convert_(config)
-    return Entry(target.fqn, target.kind, shape, target.numel, conversion, reason)
+def _convert(target: Target, config: Optional[AnyConfig], reason: str, tied: dict[int, Optional[Conversion]]) -> Entry:
+    """`tied`: from a parameter to what became of it; the second name of one counts no elements."""
+    parameter = target.parameter
+    numel = 0 if id(parameter) in tied else target.numel
+    conversion = target.conversion if config is None else target.convert_(config, tied.get(id(parameter)))
+    tied[id(parameter)] = conversion
+    return Entry(target.fqn, target.kind, tuple(parameter.shape), numel, conversion, reason)
 
 
 def _forget(model: nn.Module) -> None:
@@ -256,10 +280,10 @@ def unquantize_(model: nn.Module) -> nn.Module:
             module.to_float()
         if isinstance(module, GroupedExperts) and hasattr(module, "_recipe_before"):
             recipe, cached = module.__dict__.pop("_recipe_before")
+            del module._conversion
             module.set_recipe_(recipe, weight_cache=cached)
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None and is_converted(parameter):
-                restore_parameter_(module, name)
+        for name in list(module.__dict__.get("_moxie_converted", ())):
+            restore_parameter_(module, name)
     return model
 
 

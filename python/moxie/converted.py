@@ -42,7 +42,7 @@ class _Converted:
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         kwargs = {} if kwargs is None else kwargs
         product = _PRODUCTS.get(func)
-        if product is not None:
+        if product is not None and "out" not in kwargs:
             with torch._C.DisableTorchFunctionSubclass():
                 out = product(*args, **kwargs)
                 return func(*args, **kwargs) if out is None else out
@@ -126,19 +126,22 @@ def _part(args, kwargs) -> Optional[bool]:
 
 def _views() -> dict[Callable, Callable]:
     """From a function to how it turns the whole parameter. Only these keep the conversion."""
-    views = {torch.Tensor.mT.__get__: _turned, torch.Tensor.T.__get__: _part, torch.Tensor.__getitem__: _part}
+    views = {torch.Tensor.mT.__get__: _turned, torch.Tensor.mH.__get__: _turned, torch.Tensor.T.__get__: _part,
+             torch.Tensor.__getitem__: _part}
     names = {
         _turned_by_dims: "transpose swapaxes swapdims",
         _turned_by_permute: "permute",
+        _turned: "adjoint",
         _same: "detach contiguous clone",
-        _part: "t select narrow unbind chunk split tensor_split view reshape unsqueeze squeeze flatten to type_as bfloat16 float "
-               "cuda cpu empty_like index_select",
+        _part: "t select narrow unbind chunk split tensor_split view view_as reshape unsqueeze squeeze flatten unflatten expand "
+               "movedim moveaxis to type type_as bfloat16 float cuda cpu empty_like index_select",
     }
     for turn, functions in names.items():
         for name in functions.split():
             for owner in (torch, torch.Tensor):
-                if hasattr(owner, name):
-                    views[getattr(owner, name)] = turn
+                function = getattr(owner, name, None)
+                if callable(function):  # torch.float is a dtype, and torch.cuda a module
+                    views[function] = turn
     return views
 
 
@@ -182,11 +185,12 @@ def _multiply_2d(x: Tensor, w: Tensor, turned: bool, bias=None) -> Tensor:
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
-def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None) -> Tensor:
-    """x [G, T, K] times w [G, K, N]: groups of T rows."""
+def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None, *, turned: bool = True) -> Tensor:
+    """x [G, T, K] times w [G, K, N] (not turned: [G, N, K]): groups of T rows."""
     groups, rows, k = x.shape
     offs = torch.arange(1, groups + 1, dtype=torch.int32, device=x.device) * rows
-    return _multiply(x.reshape(-1, k), w, True, offs, bias, dtype).view(groups, rows, -1)
+    y = _multiply(x.reshape(-1, k), w, turned, offs, bias, dtype)
+    return y.view(groups, rows, y.shape[1])
 
 
 def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):  # noqa: A002 (torch's name)
@@ -205,15 +209,20 @@ def _linear(input, weight, bias=None):  # noqa: A002
     return _multiply_2d(input, weight, False, bias) if isinstance(weight, _Converted) and weight.dim() == 2 else None
 
 
-def _matmul(input, other=None, *, mat2=None, tensor2=None):  # noqa: A002
+def _matmul(input, other=None, out_dtype=None, *, mat2=None, tensor2=None):  # noqa: A002
+    if out_dtype is not None:
+        return None
     other = next(tensor for tensor in (other, mat2, tensor2) if tensor is not None)
     if isinstance(other, _Converted):
         if other.dim() == 2:
             return _multiply_2d(input, other, True)
-        same_batch = input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]
-        return _multiply_batch(input, other) if same_batch else None
+        if other.dim() != 3 or input.dim() not in (2, 3) or (input.dim() == 3 and input.shape[0] not in (1, other.shape[0])):
+            return None
+        return _multiply_batch(input.expand(other.shape[0], -1, -1), other)
     if input.dim() == 2 and other.dim() == 2:  # w x: the transpose of x^T w^T
         return _multiply_2d(other.t(), input, False).t()
+    if input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]:
+        return _multiply_batch(other.mT, input, turned=False).mT
     return None
 
 

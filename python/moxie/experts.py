@@ -10,7 +10,7 @@ from typing import Callable, Optional
 import torch
 from torch import Tensor, nn
 
-from moxie.config import AnyConfig, wants_cache
+from moxie.config import wants_cache
 from moxie.converted import Conversion, ConvertedParameter, is_converted
 from moxie.gemm import WeightCache
 
@@ -40,22 +40,27 @@ class ViewCache(WeightCache):
         return self
 
 
-def convert_parameter_(module: nn.Module, name: str, config: AnyConfig, fqn: str) -> Conversion:
-    """Converts the parameter `name` of the module, in place."""
+def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> Conversion:
+    """Converts the parameter `name` of the module, in place. One that has several names shares its conversion."""
     _let_torch_know()
-    parameter, conversion = module._parameters[name], Conversion(fqn, config)
-    restore_parameter_(module, name)
-    if wants_cache(config) and parameter.dim() == 3:
-        args = (parameter, turned) if conversion.cache_is_turned else (parameter,)
-        conversion.cache = (ViewCache if conversion.cache_is_turned else WeightCache)(*args, recipe=conversion.recipe)
-        module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
-    _tag(parameter, conversion)
+    parameter = module._parameters[name]
+    if getattr(parameter, "_moxie", None) is not conversion:
+        _convert(module, name, parameter, conversion)
     if not hasattr(module, "_moxie_converted"):
         module._moxie_converted = {}
         module.register_load_state_dict_post_hook(_after_load)
         module.register_forward_pre_hook(_before_forward)
     module._moxie_converted[name] = conversion
     return conversion
+
+
+def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: Conversion) -> None:
+    restore_parameter_(module, name)
+    if wants_cache(conversion.config) and parameter.dim() == 3:
+        args = (parameter, turned) if conversion.cache_is_turned else (parameter,)
+        conversion.cache = (ViewCache if conversion.cache_is_turned else WeightCache)(*args, recipe=conversion.recipe)
+        module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
+    _tag(parameter, conversion)
 
 
 def _tag(parameter: nn.Parameter, conversion: Conversion) -> None:
@@ -87,14 +92,13 @@ def _before_forward(module: nn.Module, args) -> None:
 def restore_parameter_(module: nn.Module, name: str) -> None:
     """The inverse; on a parameter that is not converted it does nothing."""
     parameter = module._parameters[name]
-    if not is_converted(parameter):
-        return
-    parameter.__class__ = nn.Parameter
-    if parameter._moxie.cache is not None:
-        module._modules.pop(f"{name}_cache", None)
-    del parameter._moxie, parameter._moxie_turned
+    if is_converted(parameter):
+        parameter.__class__ = nn.Parameter
+        del parameter._moxie, parameter._moxie_turned
     converted = module.__dict__.get("_moxie_converted", {})
-    converted.pop(name, None)
+    conversion = converted.pop(name, None)
+    if conversion is not None and conversion.cache is not None:
+        module._modules.pop(f"{name}_cache", None)
     if not converted:
         for hooks, ours in ((module._forward_pre_hooks, _before_forward), (module._load_state_dict_post_hooks, _after_load)):
             for key in [key for key, hook in hooks.items() if hook is ours]:

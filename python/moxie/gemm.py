@@ -18,6 +18,9 @@ DEFAULT_RECIPE = "mxfp8_rceil_128"
 
 QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
 
+# What x may be that is quantized already. moxie.mx_tensor fills it: that module takes seconds to import.
+MX_TYPES: tuple[type, ...] = ()
+
 
 def grouped_mm(
     x: Tensor,
@@ -49,10 +52,10 @@ def grouped_mm(
     if isinstance(x, (tuple, list)):
         raise TypeError("grouped_mm: x must be a tensor; what is quantized already is given as "
                         "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)")
-    if hasattr(type(x), "from_qdata_and_scales"):  # without the import, which takes seconds, where there can be none
-        from moxie import mx_gemm
+    if isinstance(x, MX_TYPES):
+        from moxie import mx_tensor
 
-        return mx_gemm.grouped_mm(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)
+        return mx_tensor.multiply(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)
     return _ops.grouped_mm(
         x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized, main_grad=main_grad)
 

@@ -12,6 +12,15 @@ from torch import Tensor
 _ops = torch.ops.moxie
 
 
+def gate_logits(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, D] times weight [E, D], transposed: f32 [T, E], whatever their dtype. Differentiable; x is kept as it is.
+
+    >>> moxie.gate_logits(torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3)).tolist()
+    [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    """
+    return _ops.gate_logits(x, weight)
+
+
 def top_k(scores: Tensor, k: int) -> Tensor:
     """The k experts of each token with the largest scores [T, E]: ids, int32 [T, k]. Equal scores go by id.
 

@@ -3,12 +3,15 @@
 FP8 never is a differentiable tensor here: the gradient of an MXTensor has `orig_dtype`, and goes on to what it was quantized from.
 """
 
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import torch
 from torch import Tensor
 from torch._dynamo import allow_in_graph
 
+from moxie import gemm
+from moxie.mx_load import rebuild
 from moxie.ops import Block, Rule, dequantize_rowwise, quantize_rowwise
 
 _OP = "MXTensor"
@@ -86,9 +89,18 @@ class MXTensor(Tensor):
         return _wrap(qdata, scales, orig_dtype, block if block_size is None else f"1x{block_size}")
 
     @staticmethod
-    def to_mx(x: Tensor, *, block: Block = "1x32", rule: Rule = "rceil") -> "MXTensor":
-        """Quantizes x; differentiable, the gradient passes as it is."""
-        return _to_mx(x, block, rule)
+    def to_mx(
+        x: Tensor, elem_dtype: torch.dtype = torch.float8_e4m3fn, block_size: Optional[int] = None, scaling_mode: Any = None, *,
+        block: Block = "1x32", rule: Rule = "rceil",
+    ) -> "MXTensor":
+        """Quantizes x; differentiable, the gradient passes as it is.
+
+        `block_size` and `scaling_mode` are other ways to say `block` and `rule`; e4m3 elements are the only ones there are.
+        """
+        if elem_dtype != torch.float8_e4m3fn:
+            raise TypeError(f"{_OP}: elem_dtype must be torch.float8_e4m3fn, got {elem_dtype}")
+        mode = getattr(scaling_mode, "value", scaling_mode)
+        return _to_mx(x, block if block_size is None else f"1x{block_size}", rule if mode is None else mode)
 
     def dequantize(self, output_dtype: Optional[torch.dtype] = None) -> Tensor:
         """A plain tensor, of `orig_dtype` unless said otherwise. Differentiable."""
@@ -110,9 +122,8 @@ class MXTensor(Tensor):
         return MXTensor(inner["qdata"], inner["scale"], *context)
 
     def __reduce_ex__(self, protocol):
-        # As bytes, which pickle can carry as well as torch.save.
         parts = [tensor.detach().view(torch.uint8) for tensor in (self.qdata, self.scale)]
-        return _rebuild, (*parts, self.dtype, self.block, self.requires_grad)
+        return rebuild, (*parts, self.dtype, self.block, self.requires_grad)
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -129,14 +140,6 @@ class MXTensor(Tensor):
         if implementation is None:
             raise NotImplementedError(f"{_OP}: {func} is not defined on quantized values; call dequantize() first")
         return implementation(func, *args, **(kwargs or {}))
-
-
-def _rebuild(qdata: Tensor, scale: Tensor, dtype: torch.dtype, block: str, requires_grad: bool) -> MXTensor:
-    parts = qdata.view(torch.float8_e4m3fn), scale.view(torch.float8_e8m0fnu)
-    return MXTensor(*parts, dtype, block).requires_grad_(requires_grad)
-
-
-torch.serialization.add_safe_globals([MXTensor, _rebuild])
 
 
 def as_matrix(mx: MXTensor) -> tuple[Tensor, Tensor]:
@@ -194,3 +197,17 @@ def _dequantize(mx: MXTensor, dtype: Optional[torch.dtype]) -> Tensor:
     if dtype not in _DTYPES:
         raise TypeError(f"{_OP}: dequantize gives torch.bfloat16 or torch.float32, got {dtype}")
     return _Dequantize.apply(mx, dtype)
+
+
+@allow_in_graph
+def multiply(
+    x: MXTensor, w: Tensor, offs: Optional[Tensor], recipe: str, bias: Optional[Tensor], dtype: Optional[torch.dtype],
+    quantized_w: Optional[Sequence[Tensor]], main_grad: Optional[Tensor],
+) -> Tensor:
+    """grouped_mm. The op takes x for its gradient, and its parts for their values."""
+    return torch.ops.moxie.grouped_mm.mx(
+        x, x.qdata, x.scale, w, offs, block=x.block, recipe=recipe, bias=bias, dtype=dtype, quantized_w=quantized_w,
+        main_grad=main_grad)
+
+
+gemm.MX_TYPES = (MXTensor,)

@@ -8,14 +8,19 @@ R = T * k. No token is dropped and nothing waits for the device.
 
 import dataclasses
 import math
-from typing import Literal, Optional
+from collections.abc import Sequence
+from typing import Literal, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from moxie import gemm, moe
-from moxie.recipe import AnyRecipe
-from moxie.stats import STATS, quantization_stats
+from moxie.recipe import AnyRecipe, Recipe
+from moxie.stats import PARTS, STATS
+
+_ops = torch.ops.moxie
+
+Matrices = Union[Tensor, Sequence[Tensor]]  # a matrix per expert: stacked, or one by one
 
 
 @dataclasses.dataclass
@@ -64,34 +69,35 @@ class Router(nn.Module):
             raise ValueError(f"Router: top_k must be 1 to the {num_experts} experts, got {top_k}")
         self.num_experts, self.top_k, self.score, self.normalize, self.scale = num_experts, top_k, score, normalize, scale
         self.balance, self.bias_rate, self.loss_weight, self.z_loss_weight = balance, bias_rate, loss_weight, z_loss_weight
+        self.has_loss = balance == "loss" or z_loss_weight != 0
         self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
         if balance == "bias":
             self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
         # Rows that each expert got in training since reset_load_(); read it when you like, nothing here does.
         self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
 
-    def forward(self, x: Tensor) -> Routing:
-        # In f32 whatever autocast says: they are few flops, and ranks depend on them.
-        with torch.autocast(x.device.type, enabled=False):
-            return self._route(x)
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.gate.reset_parameters()
+        if self.balance == "bias":
+            self.bias.zero_()
+        self.reset_load_()
 
-    def _route(self, x: Tensor) -> Routing:
-        wide = torch.promote_types(x.dtype, torch.float32)
-        logits = nn.functional.linear(x.to(wide), self.gate.weight.to(wide))
-        scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+    def forward(self, x: Tensor) -> Routing:
+        logits = moe.gate_logits(x, self.gate.weight)
+        scores = logits.softmax(-1) if self.score == "softmax" else _sigmoid(logits)
         chosen_by = scores.detach()
         if self.balance == "bias":
             chosen_by = chosen_by + self.bias
         ids = moe.top_k(chosen_by, self.top_k)
         weights = scores.gather(1, ids.long())
         if self.normalize:
-            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(wide).tiny)
+            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
         weights = weights * self.scale
         counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(
             0, ids.flatten().long(), torch.ones(ids.numel(), device=x.device, dtype=torch.int64))
         if self.training:
-            with torch.no_grad():
-                self.load += counts
+            _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
         return Routing(ids, weights, self._loss(logits, scores, counts))
 
     def _apply(self, fn, recurse: bool = True):
@@ -109,7 +115,7 @@ class Router(nn.Module):
             probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
             share = counts.to(scores.dtype) / (tokens * self.top_k)
             loss = loss + self.loss_weight * self.num_experts * (share * probability.sum(0) / tokens).sum()
-        if self.z_loss_weight:
+        if self.z_loss_weight != 0:
             loss = loss + self.z_loss_weight * logits.logsumexp(-1).square().sum() / tokens
         return loss
 
@@ -130,7 +136,9 @@ class Router(nn.Module):
 class GroupedExperts(nn.Module):
     """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
 
-    `collect_stats` counts what quantization loses, in `stats`. `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
+    `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
+    While `collect_stats` is on, forward and backward add to `stats`, f64 [2, 6, 5], what quantization loses: of the products
+    with w13 and w2, each operand (`moxie.stats.PARTS`), what `moxie.stats.STATS` names. Results stay what they are.
 
     >>> experts = moxie.nn.GroupedExperts(64, 96, num_experts=2)
     >>> experts(torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)).shape
@@ -150,35 +158,46 @@ class GroupedExperts(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        # How well the recipe represents rows, w13 and w2, added up since reset_stats_(); moxie.sqnr(stats[i]) reads one.
         self.collect_stats = collect_stats
-        if collect_stats:
-            self.register_buffer("stats", torch.zeros(3, len(STATS), device=device, dtype=torch.float64), persistent=False)
+        self.register_buffer(
+            "stats", torch.zeros(2, len(PARTS), len(STATS), device=device, dtype=torch.float64), persistent=False)
         self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
         self.reset_parameters()
         self.set_recipe_(recipe, weight_cache=weight_cache)
 
     def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
+        cached = _quantizes(str(recipe)) and weight_cache  # first: it refuses what is no recipe
         self.recipe = str(recipe)
-        self.cache13 = gemm.WeightCache(self.w13, recipe=recipe) if weight_cache else None
-        self.cache2 = gemm.WeightCache(self.w2, recipe=recipe) if weight_cache else None
+        self.cache13 = gemm.WeightCache(self.w13, recipe=recipe) if cached else None
+        self.cache2 = gemm.WeightCache(self.w2, recipe=recipe) if cached else None
 
     def reset_parameters(self) -> None:
         for weight in (self.w13, self.w2):
             bound = 1 / math.sqrt(weight.shape[-1])
             nn.init.uniform_(weight, -bound, bound)
+        self.reset_stats_()
 
     @torch.no_grad()
     def reset_stats_(self) -> None:
         self.stats.zero_()
 
-    def forward(self, rows: Tensor, offs: Tensor) -> Tensor:
-        if self.collect_stats:
-            with torch.no_grad():
-                self.stats += torch.stack([quantization_stats(t, recipe=self.recipe) for t in (rows, self.w13, self.w2)])
-        return gemm.expert_mlp(
-            rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
+    def _apply(self, fn, recurse: bool = True):
+        stats = self.stats
+        super()._apply(fn, recurse)
+        if self.stats.dtype != torch.float64:
+            self.stats = stats.to(self.stats.device)  # sums of millions, which bf16 cannot hold
+        return self
+
+    def forward(self, rows: Tensor, offs: Optional[Tensor] = None) -> Tensor:
+        if not self.collect_stats:
+            return gemm.expert_mlp(
+                rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
+        # The same bytes, with every operand in sight.
+        of13, of2 = self.stats.unbind()
+        h = _ops.grouped_mm.stats(rows, self.w13, of13, offs, recipe=self.recipe, quantized_w=_tensors(self.cache13))
+        return _ops.grouped_mm.stats(
+            moe.swiglu(h), self.w2, of2, offs, recipe=self.recipe, quantized_w=_tensors(self.cache2))
 
     def refresh_(self) -> None:
         # By name: the parameters may be other objects by now.
@@ -194,34 +213,28 @@ class GroupedExperts(nn.Module):
     def load_weights_(
         self,
         *,
-        w1: Optional[Tensor] = None,
-        w2: Optional[Tensor] = None,
-        w3: Optional[Tensor] = None,
-        w13: Optional[Tensor] = None,
+        w1: Optional[Matrices] = None,
+        w2: Optional[Matrices] = None,
+        w3: Optional[Matrices] = None,
+        w13: Optional[Matrices] = None,
         transposed: bool = False,
     ) -> None:
         """Copies weights in: w1 (gate) and w3 (up) [E, F, D] apart, or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
 
-        transposed: matrices are [in, out], as `x @ w` takes them.
+        transposed: matrices are [in, out], as `x @ w` takes them. What is not given stays; where one does not fit, all do.
         """
-        stack = lambda w: torch.stack(list(w)) if isinstance(w, (list, tuple)) else w
-        turn = lambda w: None if w is None else stack(w).mT if transposed else stack(w)
-        w1, w2, w3, w13 = turn(w1), turn(w2), turn(w3), turn(w13)
         if (w1 is None) != (w3 is None) or (w1 is not None and w13 is not None):
             raise ValueError("GroupedExperts.load_weights_: give w1 and w3 together, or w13 alone")
+        experts, twice, dim = self.w13.shape
+        half = (experts, twice // 2, dim)
+        # All of them before anything is copied.
+        w1, w3 = _matrices("w1", w1, half, transposed), _matrices("w3", w3, half, transposed)
+        w13, w2 = _matrices("w13", w13, self.w13.shape, transposed), _matrices("w2", w2, self.w2.shape, transposed)
         if w1 is not None:
             w13 = torch.cat([w1, w3], dim=1)
-        for name, given in (("w13", w13), ("w2", w2)):
-            if given is None:
-                continue
-            own = getattr(self, name)
-            if given.shape != own.shape:  # before anything is copied
-                raise ValueError(
-                    f"GroupedExperts.load_weights_: {name} must be {list(own.shape)}, got {list(given.shape)}"
-                    + (" (is it transposed?)" if given.mT.shape == own.shape else ""))
-        for name, given in (("w13", w13), ("w2", w2)):
+        for own, given in ((self.w13, w13), (self.w2, w2)):
             if given is not None:
-                getattr(self, name).copy_(given)
+                own.copy_(given)
         self.refresh_()
 
 
@@ -239,15 +252,17 @@ class SharedExperts(nn.Module):
         *,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
+        collect_stats: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
         self.experts = GroupedExperts(
-            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
+            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
+            dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.experts(x, None)
+        return self.experts(x)
 
 
 class MoE(nn.Module):
@@ -285,7 +300,8 @@ class MoE(nn.Module):
         self.shared = None
         if shared_hidden_dim is not None:
             self.shared = SharedExperts(
-                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, device=device, dtype=dtype)
+                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
+                dtype=dtype)
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
@@ -304,7 +320,8 @@ class MoE(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.router(tokens)
-        self.loss = routing.loss
+        if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
+            self.loss = routing.loss
         top_k = self.router.top_k
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
         rows = self.experts(moe.permute(tokens, slot_of, row_of, top_k), offs)
@@ -312,6 +329,35 @@ class MoE(nn.Module):
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    # A CPU's vectors and the rest of a loop have different exponentials. In f64 that is too little to be seen in f32: a token is
+    # routed alike wherever it stands.
+    return logits.double().sigmoid().to(logits.dtype) if logits.is_cpu else logits.sigmoid()
+
+
+def _quantizes(recipe: str) -> bool:
+    return recipe.partition(":")[0] != "identity" and Recipe.from_name(recipe).scaling != "none"
+
+
+def _tensors(cache: Optional[gemm.WeightCache]) -> Optional[list[Tensor]]:
+    return None if cache is None else cache.tensors
+
+
+def _matrices(name: str, given: Optional[Matrices], shape: Sequence[int], transposed: bool) -> Optional[Tensor]:
+    """What was given, as [E, out, in]; refuses another shape."""
+    if given is None:
+        return None
+    w = given if isinstance(given, Tensor) else torch.stack(list(given))
+    rule = f"GroupedExperts.load_weights_: {name} must be "
+    if w.dim() != 3:
+        raise ValueError(f"{rule}a matrix per expert, got {list(w.shape)}")
+    w = w.mT if transposed else w
+    if w.shape != tuple(shape):
+        hint = " (is it transposed?)" if w.mT.shape == tuple(shape) else ""
+        raise ValueError(f"{rule}{list(shape)}, got {list(w.shape)}{hint}")
+    return w
 
 
 def _check(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:

@@ -31,14 +31,16 @@ class Entry:
     kind: str  # linear, parameter or experts
     shape: tuple[int, ...]
     numel: int
-    conversion: Optional[Conversion] = None
-    reason: str = ""  # why it was left alone
+    conversion: Optional[Conversion] = None  # of this call, or of one before
+    reason: str = ""  # why this call left it alone
 
     def __str__(self) -> str:
         what = f"{self.kind} {'x'.join(str(size) for size in self.shape)}"
         if self.conversion is None:
             return f"{what}  left alone: {self.reason}"
-        return f"{what}  {recipe_label(self.conversion.recipe)}{', cached' if self.conversion.cache is not None else ''}"
+        cached = ", cached" if self.conversion.cache is not None else ""
+        before = f" as before: {self.reason}" if self.reason else ""
+        return f"{what}  {recipe_label(self.conversion.recipe)}{cached}{before}"
 
 
 @dataclasses.dataclass
@@ -51,12 +53,12 @@ class Report:
     @property
     def converted(self) -> list[str]:
         """The names of what was converted: modules for linears, parameters for experts."""
-        return [entry.fqn for entry in self.entries if entry.conversion is not None]
+        return [entry.fqn for entry in self.entries if not entry.reason]
 
     @property
     def left_alone(self) -> dict[str, str]:
         """From the names of what could have been converted and was not, to why."""
-        return {entry.fqn: entry.reason for entry in self.entries if entry.conversion is None}
+        return {entry.fqn: entry.reason for entry in self.entries if entry.reason}
 
     @property
     def unused(self) -> list[str]:
@@ -65,7 +67,9 @@ class Report:
 
     def __str__(self) -> str:
         numel = sum(entry.numel for entry in self.entries if entry.conversion is not None)
-        lines = [f"{len(self.converted)} of {len(self.entries)} converted: {numel} of {self.all_parameters} parameters "
+        before = sum(entry.conversion is not None for entry in self.entries) - len(self.converted)
+        also = f" and {before} before" if before else ""
+        lines = [f"{len(self.converted)} of {len(self.entries)} converted{also}: {numel} of {self.all_parameters} parameters "
                  f"({100 * numel / max(self.all_parameters, 1):.1f} %)"]
         shown: list[str] = []
         rows: list[tuple[str, str]] = []

@@ -1,56 +1,45 @@
 """How well a recipe represents a tensor, as a few numbers on its device: nothing waits for them until they are read."""
 
-import math
+from typing import Literal, Optional
 
 import torch
 from torch import Tensor
 
-from moxie import ops
-from moxie.recipe import AnyRecipe, Recipe
+from moxie.recipe import AnyRecipe
 
-# What quantization_stats counts, in order.
+_ops = torch.ops.moxie
+
+# What is counted of an operand, in order.
 STATS = ("signal", "noise", "flushed", "clipped", "count")
 
+# The operands of a product: those of forward, the transposed forms that wgrad and dgrad contract, and the gradient, for dgrad
+# and for wgrad.
+PARTS = ("x", "w", "x_t", "w_t", "dy", "dy_t")
 
-@torch.no_grad()
-def quantization_stats(x: Tensor, *, recipe: AnyRecipe) -> Tensor:
+Part = Literal["x", "w", "x_t", "w_t", "dy", "dy_t"]
+
+
+def quantization_stats(
+    x: Tensor, offs: Optional[Tensor] = None, *, recipe: AnyRecipe, part: Optional[Part] = None,
+) -> Tensor:
     """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
 
-    x is tokens [R, C], in the block of activations, or weights [G, N, K], in that of weights. Sums of several calls can be added.
+    `part` says which operand of a product x is: x, w or dy; x_t, w_t or dy_t in the form contracted over rows, whose blocks
+    start again at each group of `offs`. Without it, tokens [R, C] are x and weights [G, N, K] are w. Sums of several calls can
+    be added.
 
     >>> stats = moxie.quantization_stats(torch.randn(64, 128), recipe="mxfp8_rceil")
-    >>> 25 < moxie.sqnr(stats) < 40
+    >>> bool(25 < moxie.sqnr(stats) < 40)
     True
     """
-    if isinstance(recipe, str):
-        recipe = Recipe.from_name(recipe)
-    if recipe.scaling == "none":
-        qdata, decoded = None, x.to(torch.bfloat16).float()
-    elif recipe.scaling == "row":
-        qdata, scale = ops.quantize_per_row(x)
-        decoded = qdata.float() * scale.unsqueeze(-1)
-    else:
-        block = recipe.weights if x.dim() == 3 else recipe.activations
-        qdata, scale = ops.quantize_rowwise(x, block=block, rule=recipe.rule)
-        decoded = ops.dequantize_rowwise(qdata, scale, block=block, dtype=torch.float32)
-    wide = x.float()
-    flushed = ((wide != 0) & (decoded == 0)).sum()
-    clipped = torch.zeros((), device=x.device)
-    if qdata is not None:
-        at_limit = (qdata.view(torch.uint8) & 0x7F) == 0x7E
-        clipped = (at_limit & (wide.abs() > decoded.abs() * (464 / 448))).sum()  # past half a step above 448
-    energy = lambda t: t.double().square().sum()  # noqa: E731
-    count = torch.full((), x.numel(), device=x.device)
-    return torch.stack([energy(wide), energy(wide - decoded), flushed.double(), clipped.double(), count.double()])
+    return _ops.quantization_stats(x, offs, recipe=str(recipe), part=part)
 
 
-def sqnr(stats: Tensor) -> float:
-    """Signal to noise in dB; this reads the numbers, and so waits for them.
+def sqnr(stats: Tensor) -> Tensor:
+    """Signal to noise in dB, [.., 5] -> [..], on the device. Infinite where nothing is lost.
 
-    >>> moxie.sqnr(torch.tensor([100.0, 1.0, 0.0, 0.0, 10.0]))
-    20.0
+    >>> moxie.sqnr(torch.tensor([[100.0, 1.0, 0.0, 0.0, 10.0], [100.0, 0.0, 0.0, 0.0, 10.0]])).tolist()
+    [20.0, inf]
     """
-    signal, noise = stats[:2].tolist()
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal / noise) if signal > 0 else -math.inf
+    signal, noise = stats[..., 0], stats[..., 1]
+    return torch.where(noise == 0, torch.inf, 10 * torch.log10(signal / noise))

@@ -113,10 +113,12 @@ def generate_jagged_offs(
 
 
 def _convert_module(module: nn.Module, config, *, parameter_name: Optional[str] = None) -> nn.Module:
-    """What torchao's quantize_ calls for every module that it chose."""
-    for target in targets_of(module, named=[parameter_name] if parameter_name else []):
+    """What torchao's quantize_ calls for every module and parameter that a key of its matches, the most exact keys first: what
+    has been converted stays so. Next to 3D parameters a matrix is their bias."""
+    holds_experts = any(target.module is module for target in targets_of(module))
+    for target in targets_of(module, named=[parameter_name] if parameter_name and not holds_experts else []):
         wanted = parameter_name is None or (target.module is module and target.name == parameter_name)
-        if not wanted or target.obstacle:
+        if not wanted or target.obstacle or target.conversion is not None:
             continue
         if target.is_linear or not isinstance(config, MXLinearConfig):
             target.convert_(config)

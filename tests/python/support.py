@@ -80,7 +80,8 @@ class Case:
     @property
     def is_differentiable(self) -> bool:
         """Made of other ops, with FP8 between them."""
-        return self.overload == "default" and self.name.split("-")[0] in ("grouped_mm", "expert_mlp", "swiglu", "permute", "unpermute")
+        return self.overload == "default" and self.name.split("-")[0] in (
+            "grouped_mm", "expert_mlp", "swiglu", "gate_logits", "permute", "unpermute")
 
     @property
     def op(self):
@@ -205,6 +206,11 @@ def _swiglu_backward(device, rows):
     return (random_values(rows, 48, device=device, seed=5).clamp(-9, 9), _tokens(device, rows)[0].clamp(-9, 9)), {}
 
 
+def _fused(device, rows, *inputs):
+    """An op fused with quantize_both, with groups and blocks of 128."""
+    return inputs, {"offs": ragged_offs(rows, 3, random.Random(1), device), "rowwise_block": "1x128", "colwise_block": "128x32"}
+
+
 def _routed(device, rows):
     """Tokens with two experts each of five: x [rows, 40], slot_of, row_of and weights [rows, 2]."""
     x = random_values(rows, 40, device=device, seed=6).clamp(-9, 9)
@@ -266,9 +272,17 @@ CASES = [
     Case("expert_mlp", _mlp),
     Case("swiglu", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {})),
     Case("swiglu_backward", _swiglu_backward),
+    Case("swiglu_quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"rule": "floor"})),
+    Case("swiglu_quantize_both", lambda device, rows: _fused(device, rows, _tokens(device, rows)[0].clamp(-9, 9))),
+    Case("swiglu_backward_quantize_both", lambda device, rows: _fused(device, rows, *_swiglu_backward(device, rows)[0])),
+    Case("gate_logits", lambda device, rows: (
+        (random_values(rows, 40, device=device).clamp(-9, 9), torch.randn(5, 40, device=device)), {})),
     Case("top_k", lambda device, rows: ((random_values(rows, 9, device=device, dtype=torch.float32), 3), {})),
     Case("route", _route),
     Case("permute", _permute),
+    Case("permute_quantize_rowwise",
+         lambda device, rows: ((*_routed(device, rows)[:2], 2), {"block": "1x128", "scale_layout": "swizzled"})),
+    Case("permute_quantize_both", lambda device, rows: _fused(device, 2 * rows, *_routed(device, rows)[:2], 2)),
     Case("unpermute", _unpermute),
     Case("unpermute_weights", _unpermute_weights),
     Case("grouped_mm-quantized", _forward, overload="quantized"),
@@ -276,6 +290,9 @@ CASES = [
     Case("grouped_wgrad", _wgrad),
     Case("grouped_wgrad-hp", _wgrad_hp),
     Case("sum_groups", lambda device, rows: (_tokens(device, rows), {})),
+    Case("quantization_stats", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9), _tokens(device, rows)[1]),
+                                                     {"recipe": "mxfp8_floor", "part": "x_t"})),
+    Case("quantization_stats-weights", lambda device, rows: ((_weights(device, rows).clamp(-9, 9),), {"part": "w_t"})),
     Case("quantize_weights", lambda device, rows: ((_weights(device, rows),), {"recipe": "mxfp8_rceil"})),
 ]
 

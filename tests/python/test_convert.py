@@ -271,6 +271,7 @@ def test_products_mean_what_they_mean_in_torch(dtype):
         lambda w: torch.matmul(x[None, None], w[0].mT), lambda w: torch.addmm(vector, x, w[1].T), lambda w: vector.addmm(x, w[1].T),
         lambda w: torch.addmm(matrix, x, w[1].T, beta=0.5, alpha=2), lambda w: batched @ w.mT, lambda w: torch.bmm(batched, w.mT),
         lambda w: w[1] @ x.T, lambda w: torch.matmul(w[1].T, matrix.T), lambda w: x @ w.select(0, 1).transpose(0, 1),
+        lambda w: x @ w.mT, lambda w: x[None] @ w.mT, lambda w: w @ batched.mT, lambda w: torch.bmm(w, batched.mT),
     ):
         holder.w._moxie.used = False
         actual, expected = function(w), function(plain)

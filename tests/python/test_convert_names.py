@@ -148,6 +148,17 @@ def test_converting_again_replaces_the_config():
     assert len(model._forward_hooks) == 1
 
 
+def test_what_an_earlier_call_converted_stays_and_is_reported():
+    model = make()
+    moxie.quantize_(model, GROUPED)
+    report = moxie.quantize_(model, LINEAR)
+    assert not set(TITAN) & set(report.converted) and report.left_alone[TITAN[0]] == "MXLinearConfig is for linears"
+    assert str(report).startswith("4 of 11 converted and 3 before: ")
+    assert "parameter 4x48x64  mxfp8_rceil as before: MXLinearConfig is for linears" in str(report)
+    model(batch())
+    assert report.unused == []
+
+
 def test_a_compiled_model_can_be_converted():
     torch._dynamo.reset()
     model = torch.compile(make(), backend="aot_eager")

@@ -85,7 +85,8 @@ def test_only_the_gradients_that_are_needed_are_computed(needs, device):
     x, w13, w2 = needs
     assert Spy.names.count("grouped_dgrad") == (x or w13) + x
     assert Spy.names.count("grouped_wgrad") == w13 + w2
-    assert Spy.names.count("swiglu_backward") == (x or w13)
+    fused = Spy.names.count("swiglu_backward_quantize_both")
+    assert fused == (x and w13) and Spy.names.count("swiglu_backward") + fused == (x or w13)
     assert_same(actual, step(chain, tensors, needs))
 
 

@@ -48,6 +48,9 @@ CASES = {
                                         "layers.0.moe.experts.w1 is a parameter of experts, and MXLinearConfig is for nn.Linear"),
     "a config for linears where there are experts only": (by_name({"layers.0.moe.experts": LINEAR}), ValueError,
                                                           "'layers.0.moe.experts' converts nothing: MXLinearConfig suits nothing"),
+    "one weight of our own experts": (
+        lambda: moxie.quantize_(moxie.nn.GroupedExperts(64, 32, 2), moxie.FqnToConfig({"w2": "mxfp8_rceil"})), ValueError,
+        "key 'w2' is one weight of a GroupedExperts, which has one recipe for both"),
     "a pattern that is none": (by_name({"re:(": GROUPED}), ValueError, "'re:(' is no regular expression"),
     "a key that is no name": (by_name({3: GROUPED}), TypeError, "a key must be a name or re:pattern, got 3"),
     "no keys": (by_name({}), ValueError, "there are no keys"),
@@ -120,6 +123,8 @@ CASES = {
     "swizzled scales by flag": (lambda: mx(is_swizzled_scales=True), ValueError, "moxie.unswizzle_scale(scales, rows, cols)"),
     "an integer dtype": (lambda: mx(dtype=torch.int32), TypeError, "orig_dtype must be torch.bfloat16 or torch.float32"),
     "an unknown block": (lambda: mx(block_size=64), ValueError, "block must be one of 1x32, 32x32"),
+    "elements of another format": (lambda: moxie.MXTensor.to_mx(X, torch.float8_e5m2), TypeError,
+                                   "elem_dtype must be torch.float8_e4m3fn, got torch.float8_e5m2"),
     "one dim": (lambda: mx(QDATA[0], SCALE[0]), ValueError, "qdata must have at least 2 dims, got 1"),
     "blocks that the recipe does not take": (lambda: moxie.grouped_mm(mx(), W, OFFS), ValueError,
                                              "x is an MXTensor in blocks of 1x32, and the recipe takes activations in blocks of "

@@ -1,11 +1,13 @@
 """Routing, permutation and the MoE layer."""
 
+import random
+
 import pytest
 import torch
 
 import moxie
 import moxie.nn
-from support import as_bytes
+from noise import BF16_STEP, E4M3_STEP, difference, rounded
 
 
 def random_ids(tokens: int, top_k: int, num_experts: int, device: str) -> torch.Tensor:
@@ -115,31 +117,70 @@ def test_the_layer_is_the_dense_loop_in_double_with_all_gradients(tokens, expert
         assert torch.allclose(a, e, atol=1e-10)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_fuzzed_layers_are_every_expert_on_every_token_in_double(seed):
+    rng = random.Random(seed)
+    experts = rng.choice((1, 2, 3, 5, 8, 16, 31, 64, 100, 256))
+    top_k, tokens = rng.randint(1, min(8, experts)), rng.choice((0, 1, 2, 7, 33, 150))
+    options = {"score": rng.choice(("softmax", "sigmoid")), "normalize": rng.random() < 0.5}
+    options["balance"] = rng.choice(("bias", "loss"))
+    layer = moxie.nn.MoE(rng.choice((1, 3, 17)), rng.choice((1, 5, 12)), experts, top_k, recipe="identity", dtype=torch.float64,
+                         z_loss_weight=1e-2, **options)
+    router = layer.router
+    if options["balance"] == "bias":  # all tokens to the same experts, or to some
+        router.bias[: top_k if seed % 2 else experts // 2] = 10
+    x = torch.randn(tokens, layer.experts.w2.shape[1], dtype=torch.float64, requires_grad=True)
+    y, leaves = layer(x), [x, *layer.parameters()]
+    dy = torch.randn_like(y)
+
+    logits = x @ router.gate.weight.t()
+    scores = logits.softmax(-1) if options["score"] == "softmax" else logits.sigmoid()
+    ranks = (scores + (router.bias if options["balance"] == "bias" else 0)).float()
+    chosen = torch.zeros_like(scores).scatter(1, torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, :top_k], 1.0)
+    weights = scores * chosen
+    weights = weights / weights.sum(-1, keepdim=True) if options["normalize"] else weights
+    gate, up = torch.einsum("td,efd->etf", x, layer.experts.w13).chunk(2, -1)
+    expected = torch.einsum("etf,edf,te->td", torch.nn.functional.silu(gate) * up, layer.experts.w2, weights)
+    loss = 1e-2 * logits.logsumexp(-1).square().sum() / max(tokens, 1)
+    if options["balance"] == "loss":
+        share = (scores / scores.sum(-1, keepdim=True)).sum(0) / max(tokens, 1)
+        loss = loss + 1e-2 * experts * (chosen.sum(0) / max(tokens * top_k, 1) * share).sum()
+    assert torch.equal(router.load, chosen.sum(0).long())
+    assert torch.allclose(y, expected) and torch.allclose(layer.loss, loss)
+    actual = torch.autograd.grad((y * dy).sum() + layer.loss, leaves)
+    for a, e in zip(actual, torch.autograd.grad((expected * dy).sum() + loss, leaves)):
+        assert torch.allclose(a, e, atol=1e-10)
+
+
 @pytest.mark.parametrize("recipe", ("bf16", "mxfp8_rceil", "mxfp8_rceil_128", "fp8_rowwise"))
-def test_the_layer_is_its_unfused_chain_bit_for_bit(device, recipe):
-    layer = moxie.nn.MoE(64, 96, 5, 2, recipe=recipe, device=device, dtype=torch.bfloat16)
-    x = torch.randn(70, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+@pytest.mark.parametrize("tokens, experts, top_k", [*SHAPES, (70, 5, 2)])
+def test_the_layer_is_its_unfused_chain_bit_for_bit(device, recipe, tokens, experts, top_k):
+    layer = moxie.nn.MoE(64, 96, experts, top_k, recipe=recipe, device=device, dtype=torch.bfloat16)
+    x = torch.randn(tokens, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
 
     def chain(x):
         routing = layer.router(x)
-        offs, slot_of, row_of = moxie.route(routing.ids, 5)
-        rows = moxie.permute(x, slot_of, row_of, 2)
+        offs, slot_of, row_of = moxie.route(routing.ids, experts)
+        rows = moxie.permute(x, slot_of, row_of, top_k)
         h = moxie.grouped_mm(rows, layer.experts.w13, offs, recipe=recipe)
         y = moxie.grouped_mm(moxie.swiglu(h), layer.experts.w2, offs, recipe=recipe)
-        return moxie.unpermute(y, slot_of, row_of, 70, weights=routing.weights)
+        return moxie.unpermute(y, slot_of, row_of, tokens, weights=routing.weights)
 
-    parameters = [x, *layer.parameters()]
+    leaves = [x, *layer.parameters()]
     actual, expected = layer(x), chain(x)
     assert torch.equal(actual, expected)
     dy = torch.randn_like(actual)
-    for a, e in zip(torch.autograd.grad(actual, parameters, dy), torch.autograd.grad(expected, parameters, dy)):
+    for a, e in zip(torch.autograd.grad(actual, leaves, dy), torch.autograd.grad(expected, leaves, dy)):
         assert torch.equal(a, e)
 
 
-def test_two_runs_are_bit_equal_and_permuting_tokens_permutes_the_outputs(device):
-    layer = moxie.nn.MoE(64, 96, 7, 3, device=device, dtype=torch.bfloat16)
-    x = torch.randn(90, 64, device=device, dtype=torch.bfloat16)
-    order = torch.randperm(90, device=device)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32))
+@pytest.mark.parametrize("score", ("softmax", "sigmoid"))
+@pytest.mark.parametrize("tokens, experts, top_k", [shape for shape in SHAPES if shape[0]] + [(2, 3, 2), (15, 31, 3)])
+def test_two_runs_are_bit_equal_and_permuting_tokens_permutes_the_outputs(device, tokens, experts, top_k, score, dtype):
+    layer = moxie.nn.MoE(130, 96, experts, top_k, score=score, device=device, dtype=dtype)
+    x = torch.randn(tokens, 130, device=device, dtype=dtype)
+    order = torch.randperm(tokens, device=device)
     y = layer(x)
     assert torch.equal(y, layer(x))
     assert torch.equal(y[order], layer(x[order]))
@@ -150,18 +191,28 @@ def test_the_layer_compiles_as_one_graph_with_its_backward(device):
     compiled = torch.compile(layer, fullgraph=True)
     for tokens in (40, 64, 51):
         x = torch.randn(tokens, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+        dy = torch.randn(tokens, 64, device=device, dtype=torch.bfloat16)
         leaves = [x, *layer.parameters()]
         y, expected = compiled(x), layer(x)
-        grads, expected_grads = torch.autograd.grad(y.sum(), leaves), torch.autograd.grad(expected.sum(), leaves)
+        grads, expected_grads = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, leaves, dy)
+        # Inductor adds the two gradients of x, from the router and from the experts, before it rounds; else the first, which is
+        # the smaller one, is rounded too, by a quarter of a step on average.
+        of_dx = rounded(BF16_STEP / 4, BF16_STEP, count=x.numel())
         if device == "cpu":
             assert torch.equal(y, expected)
             assert all(torch.equal(a, e) for a, e in zip(grads[1:], expected_grads[1:]))
-            # Inductor adds the two gradients of x, from the router and from the experts, before it rounds them to bf16.
-            assert (grads[0] - expected_grads[0]).float().norm() <= 2**-8 * expected_grads[0].float().norm()
-        else:  # its sigmoid is another one there, and with it the weight of every row
-            assert torch.allclose(y.float(), expected.float(), atol=2**-6, rtol=2**-6)
-            for a, e in zip(grads, expected_grads):
-                assert torch.allclose(a.float(), e.float(), atol=2**-4, rtol=2**-4)
+            assert difference(grads[0], expected_grads[0]) <= of_dx
+            continue
+        # A GPU's compiled sigmoid and quotient are others: the weights of rows are some f32 steps apart. With them y is rounded
+        # once; dy is rounded and quantized, and what w2 makes of it is again.
+        of_weights = 2.0**-21
+        assert difference(y, expected) <= rounded(of_weights, BF16_STEP, count=y.numel())
+        of_dy = rounded(of_weights, BF16_STEP, E4M3_STEP, count=2 * y.numel())
+        of_dh = rounded(of_dy, BF16_STEP, BF16_STEP, E4M3_STEP, count=2 * tokens * 2 * 96)
+        of_dx += rounded(of_dh, BF16_STEP, BF16_STEP, count=x.numel())
+        budgets = [of_dx, *(rounded(of_dh, BF16_STEP, count=parameter.numel()) for parameter in layer.parameters())]
+        for a, e, budget in zip(grads, expected_grads, budgets, strict=True):
+            assert difference(a, e) <= budget
 
 
 def test_the_bias_moves_against_the_load(device):
@@ -180,71 +231,21 @@ def test_the_bias_moves_against_the_load(device):
     assert router.bias[2] < 0 < router.bias[0]
 
 
-def test_weights_load_from_the_common_layouts():
-    experts = moxie.nn.GroupedExperts(8, 6, 3, weight_cache=True)
-    w1, w3, w2 = torch.randn(3, 6, 8), torch.randn(3, 6, 8), torch.randn(3, 8, 6)
-    offs = torch.tensor([2, 2, 5], dtype=torch.int32)
-    x = torch.randn(5, 8)
-    experts.load_weights_(w1=w1, w2=w2, w3=w3)
-    expected = experts(x, offs)
-    assert torch.equal(experts.w13, torch.cat([w1, w3], 1))
-    experts.load_weights_(w1=list(w1), w2=list(w2), w3=list(w3))
-    assert torch.equal(experts(x, offs), expected)
-    experts.load_weights_(w13=torch.cat([w1, w3], 1).mT, w2=w2.mT, transposed=True)
-    assert torch.equal(experts(x, offs), expected)
-    assert as_bytes(experts.cache13.qdata).equal(as_bytes(moxie.quantize_weights(experts.w13.detach())[0]))
-    with pytest.raises(ValueError, match=r"w2 must be \[3, 8, 6\], got \[3, 6, 8\] \(is it transposed\?\)"):
-        experts.load_weights_(w2=w2.mT)
-    with pytest.raises(ValueError, match="give w1 and w3 together"):
-        experts.load_weights_(w1=w1)
-
-
 @pytest.mark.parametrize("call, message", [
     (lambda: moxie.top_k(torch.zeros(3, 4), 5), "top_k: k must be 1 to the 4 experts"),
     (lambda: moxie.route(torch.tensor([[4]], dtype=torch.int32), 4), "route: ids must be 0 to 3, got 4 at slot 0"),
     (lambda: moxie.route(torch.zeros(3, dtype=torch.int32), 4), "route: ids must be \\[tokens, top_k\\], got 1 dims"),
     (lambda: moxie.permute(torch.zeros(3, 4), *[torch.zeros(5, dtype=torch.int32)] * 2, 2), "permute: slot_of must be \\[6\\]"),
     (lambda: moxie.permute(torch.zeros(3, 4), *[torch.full((6,), 9, dtype=torch.int32)] * 2, 2), "slot_of must be 0 to 5, got 9"),
+    (lambda: moxie.nn.MoE(8, 8, 4, 2)(torch.zeros(3, 7)), "gate_logits: x must be \\[3, 8\\], got \\[3, 7\\]"),
+    (lambda: moxie.gate_logits(torch.zeros(3), torch.zeros(2, 3)), "gate_logits: x must be a matrix, got 1 dims"),
+    (lambda: moxie.nn.MoE(8, 8, 4, 2, recipe="fp4"), "there is no recipe 'fp4'"),
     (lambda: moxie.nn.Router(8, 4, 5), "Router: top_k must be 1 to the 4 experts, got 5"),
     (lambda: moxie.nn.Router(8, 4, 1, score="relu"), "Router: score must be one of softmax, sigmoid, got 'relu'"),
 ])
 def test_a_bad_call_says_the_op_the_rule_and_the_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()
-
-
-@pytest.mark.parametrize("recipe", ("bf16", "fp8_rowwise", "mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_128"))
-def test_statistics_count_what_a_recipe_loses(device, recipe):
-    x = torch.randn(40, 256, device=device)
-    x[3, 5] = 2.0**-60  # far below its block
-    signal, noise, flushed, clipped, count = moxie.quantization_stats(x, recipe=recipe).tolist()
-    assert count == x.numel() and abs(signal - x.double().square().sum().item()) < 1e-6 * signal
-    assert 0 < noise < signal * 10**-2.5
-    assert flushed == (0 if recipe == "bf16" else 1)
-    assert (clipped > 0) == (recipe == "mxfp8_floor")
-
-
-def test_the_layer_adds_up_statistics_until_they_are_reset(device):
-    layer = moxie.nn.MoE(64, 96, 4, 2, device=device, collect_stats=True)
-    layer(torch.randn(30, 64, device=device))
-    once = layer.experts.stats.clone()
-    layer(torch.randn(30, 64, device=device))
-    assert torch.equal(layer.experts.stats[1:], 2 * once[1:]) and layer.experts.stats[0, -1] == 2 * 60 * 64
-    assert all(25 < moxie.sqnr(stats) < 40 for stats in layer.experts.stats)
-    layer.experts.reset_stats_()
-    assert layer.experts.stats.abs().sum() == 0 and "stats" not in "".join(layer.state_dict())
-
-
-def test_checkpointing_gives_the_same_bytes(device):
-    from torch.utils.checkpoint import checkpoint
-
-    layer = moxie.nn.MoE(64, 96, 4, 2, device=device, dtype=torch.bfloat16)
-    x = torch.randn(30, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
-    leaves = [x, *layer.parameters()]
-    expected = torch.autograd.grad(layer(x).square().sum(), leaves)
-    again = checkpoint(layer, x, use_reentrant=False)
-    for a, e in zip(torch.autograd.grad(again.square().sum(), leaves), expected):
-        assert torch.equal(a, e)
 
 
 @pytest.mark.parametrize("score", ("softmax", "sigmoid"))
@@ -259,14 +260,6 @@ def test_the_router_computes_in_f32_under_autocast(device, score):
     y.float().sum().backward()
 
 
-def test_a_replaced_parameter_is_the_one_that_is_refreshed():
-    layer, other = (moxie.nn.MoE(64, 96, 4, 2, weight_cache=True, shared_hidden_dim=32) for _ in range(2))
-    layer.load_state_dict(other.state_dict(), assign=True)
-    layer.refresh_()
-    x = torch.randn(20, 64)
-    assert torch.equal(layer(x), other(x))
-
-
 def test_no_tokens_have_gradients_of_zero(device):
     layer = moxie.nn.MoE(64, 96, 4, 2, device=device)
     x = torch.randn(0, 64, device=device, requires_grad=True)
@@ -276,26 +269,6 @@ def test_no_tokens_have_gradients_of_zero(device):
     empty = torch.zeros(0, dtype=torch.int32, device=device)
     moxie.unpermute(rows, empty, empty, 0).sum().backward()
     assert rows.grad.shape == (0, 8)
-
-
-def test_a_layer_can_be_copied_after_a_forward_pass():
-    import copy
-
-    layer = moxie.nn.MoE(64, 96, 4, 2, balance="loss")
-    x = torch.randn(20, 64)
-    y = layer(x)
-    assert layer.loss.requires_grad
-    assert torch.equal(copy.deepcopy(layer)(x), y)
-
-
-def test_load_counts_training_alone_and_the_bias_stays_f32():
-    router = moxie.nn.Router(8, 4, 2, balance="bias")
-    router.eval()(torch.randn(5, 8))
-    assert router.load.sum() == 0
-    router.train()(torch.randn(5, 8))
-    assert router.load.sum() == 10
-    router.bias.fill_(0.3)
-    assert router.bfloat16().bias.dtype == torch.float32 and router.bias[0] == torch.tensor(0.3)
 
 
 def test_weights_of_permute_that_want_a_gradient_are_refused():

@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -109,6 +111,28 @@ def test_it_is_saved_and_loaded_with_weights_only(device):
     same(pickle.loads(pickle.dumps(mx)), mx)
 
 
+def test_a_new_process_loads_it_with_weights_only(tmp_path):
+    """Without ever having named it: importing moxie is enough."""
+    mx = MXTensor.to_mx(torch.randn(40, 96))
+    torch.save(mx, tmp_path / "mx.pt")
+    script = ("import sys; sys.path[:] = sys.argv[2:]; import torch, moxie; mx = torch.load(sys.argv[1], weights_only=True); "
+              "print(type(mx).__name__, mx.dequantize().sum().item())")
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "mx.pt"), *sys.path], capture_output=True, text=True)
+    assert done.stdout.split() == ["MXTensor", str(mx.dequantize().sum().item())], done.stderr
+
+
+def test_a_file_that_does_not_fit_is_refused():
+    qdata, scale = moxie.quantize_rowwise(torch.randn(40, 96))
+    with pytest.raises(ValueError, match="must be .40, 3., got .20, 3."):
+        moxie.mx_load.rebuild(qdata.view(torch.uint8), scale[:20].view(torch.uint8), torch.bfloat16, "1x32", False)
+
+
+def test_words_of_torchao_say_the_same():
+    x = torch.randn(40, 256)
+    same(MXTensor.to_mx(x, torch.float8_e4m3fn, 128, moxie.ScaleCalculationMode.FLOOR),
+         MXTensor.to_mx(x, block="1x128", rule="floor"))
+
+
 @pytest.mark.parametrize("call, words", (
     (lambda mx: mx + 1, "aten.add.Tensor is not defined on quantized values; call dequantize() first"),
     (lambda mx: mx @ mx, "call dequantize() first"),
@@ -184,6 +208,60 @@ def test_its_product_compiles_with_inductor(device):
     torch._dynamo.reset()
     problem = gaussian(RAGGED, 72, 160, bias="n", device=device)
     assert_same_bytes(run_mx(problem, "mxfp8_rceil", compiled="inductor"), run_mx(problem, "mxfp8_rceil"))
+
+
+def test_its_product_compiles_for_any_number_of_rows(device):
+    torch._dynamo.reset()
+    product = torch.compile(
+        lambda x, w, offs: moxie.grouped_mm(MXTensor.to_mx(x), w, offs, recipe="mxfp8_rceil"),
+        fullgraph=True, backend="aot_eager", dynamic=True)
+    for sizes in (RAGGED, [3, 3, 0, 9, 1], [200, 0, 0, 0, 99]):
+        problem = gaussian(sizes, 72, 160, device=device)
+        x = problem.x.detach().requires_grad_()
+        y = product(x, problem.w, problem.offs)
+        y.backward(problem.dy)
+        expected = run(problem, "mxfp8_rceil")
+        assert torch.equal(y, expected.y) and torch.equal(x.grad, expected.dx)
+
+
+def test_its_product_obeys_torch(device):
+    problem = gaussian(RAGGED, 64, 128, bias="gn", device=device)
+    qdata, scale = moxie.quantize_rowwise(problem.x)
+    for requires_grad in (False, True):
+        values = [tensor.detach().requires_grad_(requires_grad) for tensor in (problem.x, problem.w, problem.bias)]
+        x, w, bias = values
+        torch.library.opcheck(
+            torch.ops.moxie.grouped_mm.mx, (x, qdata, scale, w, problem.offs), dict(recipe="mxfp8_rceil", bias=bias),
+            test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"))
+
+
+def test_it_is_multiplied_where_there_is_no_autograd(device):
+    problem = gaussian(RAGGED, 64, 128, device=device)
+    expected = run(problem, "mxfp8_rceil").y
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            y = moxie.grouped_mm(MXTensor.to_mx(problem.x), problem.w, problem.offs, recipe="mxfp8_rceil")
+        assert torch.equal(y, expected) and not y.requires_grad
+
+
+def test_autocast_gives_its_dtype(device):
+    problem = gaussian(RAGGED, 64, 128, dtype=torch.float32, device=device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for recipe, dtype in (("mxfp8_rceil", torch.bfloat16), ("mxfp8_rceil:out=float32", torch.float32)):
+            given, plain = (moxie.grouped_mm(x, problem.w, problem.offs, recipe=recipe)
+                            for x in (MXTensor.to_mx(problem.x), problem.x))
+            assert given.dtype == plain.dtype == dtype
+
+
+@pytest.mark.parametrize("use_reentrant", (False, True))
+def test_its_product_may_be_checkpointed(use_reentrant, device):
+    problem = gaussian(RAGGED, 64, 128, device=device)
+    x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(
+        lambda x, w: moxie.grouped_mm(MXTensor.to_mx(x), w, problem.offs, recipe="mxfp8_rceil"), x, w, use_reentrant=use_reentrant)
+    y.backward(problem.dy)
+    expected = run_mx(problem, "mxfp8_rceil")
+    assert_same_bytes((y.detach(), x.grad, w.grad), expected[:3])
 
 
 def test_it_is_built_from_parts_inside_a_graph(device):

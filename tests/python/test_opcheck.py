@@ -25,7 +25,7 @@ def checks_for(args, kwargs, fp8_inside: bool = False) -> list[str]:
 def test_every_op_has_a_case():
     ops = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names()
            if name.startswith("moxie::")}
-    # Names that start with _ take no tensors; an op that ends in _ returns none.
+    # Names that start with _ are not for users; an op that ends in _ returns none.
     ops = {name for name in ops if not name.startswith("_") and not name.endswith("_")}
     assert ops == {case.name.split("-")[0] for case in CASES}
 

@@ -156,6 +156,17 @@ def test_the_quantize_of_torchao_takes_our_configs():
 
 
 @needs_torchao
+def test_the_quantize_of_torchao_keeps_what_a_more_exact_key_converted_and_leaves_biases_alone():
+    from torchao.quantization import FqnToConfig, quantize_
+
+    floor, rceil = (compat.MXFP8TrainingOpConfig(scale_calculation_mode=mode) for mode in ("floor", "rceil"))
+    experts = (model := make()).layers[0].moe.experts
+    quantize_(model, FqnToConfig({"layers.0.moe.experts.w1": floor, "re:.*experts.*": rceil}), filter_fn=None)
+    assert [w._moxie.config for w in (experts.w1, experts.w2, experts.w3)] == [floor, rceil, rceil]
+    assert not is_converted(experts.bias)
+
+
+@needs_torchao
 def test_our_quantize_takes_the_mapping_of_torchao():
     from torchao.quantization import FqnToConfig
 

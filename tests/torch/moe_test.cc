@@ -2,14 +2,33 @@
 #include "moxie/torch/nn/moe.h"
 
 #include <ATen/ops/allclose.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/silu.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros_like.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/serialize.h>
+
+#include <sstream>
 
 namespace moxie::nn {
 namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+template <class Body>
+std::string message_of(const Body& body) {
+  try {
+    body();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "no exception";
+}
 
 MoeOptions small(const std::string& recipe, at::ScalarType dtype) {
   return {.router = {.dim = 32,
@@ -32,7 +51,7 @@ TEST(Moe, IsTheDenseLoopInDouble) {
   Moe layer(small("identity", at::kDouble));
   const at::Tensor x = at::randn({20, 32}, at::kDouble);
   const Routing routing = layer->router(x);
-  at::Tensor expected = mlp(x, layer->shared->w13[0], layer->shared->w2[0]);
+  at::Tensor expected = mlp(x, layer->shared->experts->w13[0], layer->shared->experts->w2[0]);
   for (int64_t t = 0; t < 20; ++t)
     for (int64_t j = 0; j < 2; ++j) {
       const auto e = routing.ids[t][j].item<int64_t>();
@@ -50,19 +69,87 @@ TEST(Moe, TrainsEveryParameterInMxfp8) {
     ASSERT_TRUE(parameter.value().grad().defined()) << parameter.key();
     EXPECT_GT(parameter.value().grad().abs().max().item<float>(), 0) << parameter.key();
   }
-  EXPECT_EQ(layer->router->load.sum().item<int64_t>(), 4 * 20 * 2);
+  EXPECT_EQ(layer->router->load().sum().item<int64_t>(), 4 * 20 * 2);
 }
 
-TEST(Moe, LoadsWeightsThatAreApartAndTransposed) {
-  GroupedExperts experts(
-      ExpertsOptions{.dim = 8, .hidden_dim = 6, .num_experts = 3, .weight_cache = true});
-  const at::Tensor w1 = at::randn({3, 8, 6}), w3 = at::randn({3, 8, 6}), w2 = at::randn({3, 6, 8});
-  experts->load_weights({.w1 = w1, .w3 = w3, .w2 = w2, .transposed = true});
-  EXPECT_TRUE(at::equal(experts->w13[1].slice(0, 0, 6), w1[1].t()));
-  EXPECT_TRUE(at::equal(experts->w13[1].slice(0, 6), w3[1].t()));
-  EXPECT_TRUE(at::equal(experts->w2[2], w2[2].t()));
-  EXPECT_ANY_THROW(experts->load_weights({.w1 = w1}));
-  EXPECT_ANY_THROW(experts->load_weights({.w2 = w2}));
+// Python's module has these names too (tests/python/test_moe_layer.py).
+TEST(Moe, HasTheNamesOfTheStateDictOfPython) {
+  MoeOptions options = small("bf16", at::kFloat);
+  options.router.balance = Balance::kBias;
+  options.collect_stats = options.weight_cache = true;
+  Moe layer(options);
+  layer(at::randn({20, 32}));
+  EXPECT_THAT(layer->named_parameters().keys(),
+              ElementsAre("router.gate.weight", "experts.w13", "experts.w2", "shared.experts.w13",
+                          "shared.experts.w2"));
+  EXPECT_THAT(layer->named_buffers().keys(), ElementsAre("router.bias"));
+}
+
+TEST(Moe, ComesBackFromAnArchive) {
+  Moe layer(small("mxfp8_rceil_128", at::kFloat)), other(small("mxfp8_rceil_128", at::kFloat));
+  const at::Tensor x = at::randn({20, 32});
+  std::stringstream file;
+  torch::save(layer, file);
+  torch::load(other, file);
+  EXPECT_TRUE(at::equal(layer(x), other(x)));
+}
+
+TEST(Router, KeepsItsBiasInF32AndCountsInTrainingAlone) {
+  Router router(RouterOptions{.dim = 8, .num_experts = 4, .top_k = 2, .balance = Balance::kBias});
+  router->eval();
+  router(at::randn({5, 8}));
+  EXPECT_EQ(router->load().sum().item<int64_t>(), 0);
+  router->train();
+  const Routing routing = router(at::randn({5, 8}));
+  EXPECT_EQ(router->load().sum().item<int64_t>(), 10);
+  router->update_bias();
+  const at::Tensor bias = router->bias.clone();
+  EXPECT_GT(bias.abs().max().item<float>(), 0);
+  router->to(at::kBFloat16);
+  EXPECT_EQ(router->gate->weight.scalar_type(), at::kBFloat16);
+  EXPECT_TRUE(at::equal(router->bias, bias));  // f32, or they would not be comparable
+  EXPECT_TRUE(at::equal(router->named_buffers()["bias"], bias));
+  EXPECT_THAT(message_of([] {
+                Router(RouterOptions{.dim = 8, .num_experts = 4, .top_k = 2})->update_bias();
+              }),
+              HasSubstr("Router: update_bias is for routers whose balance is kBias"));
+}
+
+TEST(Experts, LoadWeightsFromTheCommonLayouts) {
+  const ExpertsOptions options{.dim = 8, .hidden_dim = 6, .num_experts = 3, .weight_cache = true};
+  GroupedExperts experts(options), other(options);
+  const at::Tensor w1 = at::randn({3, 6, 8}), w3 = at::randn({3, 6, 8}), w2 = at::randn({3, 8, 6});
+  const at::Tensor w13 = at::cat({w1, w3}, 1);
+  const at::Tensor rows = at::randn({5, 8}), offs = at::tensor({2, 2, 5}, at::kInt);
+  experts->load_weights({.w1 = w1, .w3 = w3, .w2 = w2});
+  EXPECT_TRUE(at::equal(experts->w13, w13) && at::equal(experts->w2, w2));
+  const at::Tensor expected = experts(rows, std::optional(offs));
+  const auto loads = [&](const ExpertWeights& weights) {
+    other->load_weights({.w13 = at::zeros_like(w13), .w2 = at::zeros_like(w2)});
+    other->load_weights(weights);
+    return at::equal(other(rows, std::optional(offs)), expected);  // the caches too
+  };
+  EXPECT_TRUE(loads({.w13 = w13, .w2 = w2}));
+  EXPECT_TRUE(loads({.w1 = w1.unbind(), .w3 = w3.unbind(), .w2 = w2.unbind()}));
+  EXPECT_TRUE(loads({.w1 = w1.mT(), .w3 = w3.mT(), .w2 = w2.mT(), .transposed = true}));
+  EXPECT_TRUE(loads({.w13 = w13.mT().unbind(), .w2 = w2.mT().unbind(), .transposed = true}));
+}
+
+TEST(Experts, LoadNothingWhereOneOfTheWeightsDoesNotFit) {
+  GroupedExperts experts(ExpertsOptions{.dim = 8, .hidden_dim = 6, .num_experts = 3});
+  const at::Tensor before = experts->w13.detach().clone(), w2 = at::randn({3, 8, 6});
+  const auto refusal = [&](const ExpertWeights& weights) {
+    return message_of([&] { experts->load_weights(weights); });
+  };
+  EXPECT_THAT(refusal({.w1 = at::randn({3, 6, 8})}),
+              HasSubstr("GroupedExperts.load_weights: give w1 and w3 together, or w13 alone"));
+  EXPECT_THAT(refusal({.w13 = at::randn({3, 12, 8}), .w2 = w2.mT()}),
+              HasSubstr("w2 must be [3, 8, 6], got [3, 6, 8] (is it transposed?)"));
+  EXPECT_THAT(refusal({.w1 = at::randn({3, 7, 8}), .w3 = at::randn({3, 5, 8})}),
+              HasSubstr("w1 must be [3, 6, 8], got [3, 7, 8]"));
+  EXPECT_THAT(refusal({.w13 = at::randn({12, 8})}),
+              HasSubstr("w13 must be a matrix per expert, got [12, 8]"));
+  EXPECT_TRUE(at::equal(experts->w13, before));
 }
 
 }  // namespace

@@ -3,14 +3,13 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "moxie/torch/mx_tensor.h"
 #include "moxie/torch/ops.h"
+#include "moxie/torch/recipe.h"
+#include "moxie/torch/view.h"
 
 namespace moxie::ops {
 namespace {
-
-using at::Tensor;
-using OptionalTensor = std::optional<at::Tensor>;
-using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
 
 template <c10::DeviceType kDevice>
 Tensor cast(const Tensor& tensor) {
@@ -37,6 +36,25 @@ Tensor grouped_mm_autocast(const Tensor& x, const Tensor& w, const OptionalTenso
                           .main_grad = main_grad});
 }
 
+// There is nothing to cast, but the result has the dtype that it would have.
+template <c10::DeviceType kDevice>
+Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor& scale,
+                              const Tensor& w, const OptionalTensor& offs, std::string_view block,
+                              std::string_view recipe, const OptionalTensor& bias,
+                              std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                              const OptionalTensor& main_grad) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  constexpr const char* kOp = "grouped_mm";
+  if (!dtype) dtype = with_op(kOp, [&] { return parse_recipe(recipe, kOp).out; });
+  return ops::grouped_mm(MxTensor{qdata, scale, std::string(block), x}, w,
+                         {.offs = offs,
+                          .recipe = recipe,
+                          .bias = bias,
+                          .dtype = dtype ? *dtype : at::autocast::get_autocast_dtype(kDevice),
+                          .quantized_w = quantized_w,
+                          .main_grad = main_grad});
+}
+
 template <c10::DeviceType kDevice>
 Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            const OptionalTensor& offs, std::string_view recipe,
@@ -56,10 +74,12 @@ Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
 
 TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CPU>));
+  m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
 }
 TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
+  m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
 }
 

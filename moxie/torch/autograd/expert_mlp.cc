@@ -32,9 +32,17 @@ Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Ca
   Steps steps;
   steps.up = linear_forward(
       call.plan13, {x, w13, call.offs, {}, call.quantized_w13, {}, call.needs_dx, call.needs_dw13});
-  const Tensor a = swiglu(steps.up.y);
-  steps.down = linear_forward(
-      call.plan2, {a, w2, call.offs, {}, call.quantized_w2, {}, call.needs_dh(), call.needs_dw2});
+  const Tensor& h = steps.up.y;
+  LinearArgs down{h, w2, call.offs, {}, call.quantized_w2, {}, call.needs_dh(), call.needs_dw2};
+  if (const Need need = need_of_x(call.plan2, down); fuses(call.plan2, h, need)) {
+    const Forms a = quantize_swiglu(call.plan2, h, call.offs, need);
+    down.forms = &a;
+    steps.down = linear_forward(call.plan2, down);
+  } else {
+    const Tensor a = swiglu(h);
+    steps.down = linear_forward(
+        call.plan2, {a, w2, call.offs, {}, call.quantized_w2, {}, down.needs_dx, down.needs_dw});
+  }
   return steps;
 }
 
@@ -95,17 +103,24 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                         .needs_dw = ctx->needs_input_grad(kW2)});
     out[kW2] = below.dw;
     if (!needs_dx && !needs_dw13) return out;
-    const Tensor dh = swiglu_backward(below.dx, h);
+    const Plan plan13 = plan("path13");
+    Tensor dh = h;
+    std::optional<Forms> forms;
+    if (needs_dx && needs_dw13 && fuses(plan13, h, Need::kBoth))
+      forms = quantize_swiglu_backward(plan13, below.dx, h, offs);
+    else
+      dh = swiglu_backward(below.dx, h);
     const LinearGrads above =
-        linear_backward(plan("path13"), {.dy = dh,
-                                         .saved = up,
-                                         .offs = offs,
-                                         .num_groups = data["groups"].toSymInt(),
-                                         .main_grad = find_tensor(data, "main_grad13"),
-                                         .x_dtype = data["x_dtype"].toScalarType(),
-                                         .w_dtype = data["w13_dtype"].toScalarType(),
-                                         .needs_dx = needs_dx,
-                                         .needs_dw = needs_dw13});
+        linear_backward(plan13, {.dy = dh,
+                                 .saved = up,
+                                 .offs = offs,
+                                 .num_groups = data["groups"].toSymInt(),
+                                 .main_grad = find_tensor(data, "main_grad13"),
+                                 .x_dtype = data["x_dtype"].toScalarType(),
+                                 .w_dtype = data["w13_dtype"].toScalarType(),
+                                 .needs_dx = needs_dx,
+                                 .needs_dw = needs_dw13,
+                                 .forms = forms ? &*forms : nullptr});
     out[kX] = above.dx;
     out[kW13] = above.dw;
     return out;

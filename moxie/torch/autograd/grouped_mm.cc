@@ -40,6 +40,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     ctx->saved_data["groups"] = w.sym_size(0);
     ctx->saved_data["x_dtype"] = x.scalar_type();
     ctx->saved_data["w_dtype"] = w.scalar_type();
+    if (args.mx) ctx->saved_data["mx_block"] = args.mx->block;
     if (bias) {
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
       ctx->saved_data["bias_dims"] = bias->dim();
@@ -60,6 +61,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const std::string text = data["recipe"].toStringRef();
     const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt())};
     const LinearSaved operands = unpack_saved(saved, 1);
+    std::optional<std::string> mx_block;
+    if (data.find("mx_block") != data.end()) mx_block = data["mx_block"].toStringRef();
     // What forward did not keep was not wanted then and cannot be had now.
     const LinearGrads result = linear_backward(plan, {.dy = dy,
                                                       .saved = operands,
@@ -69,7 +72,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
                                                       .x_dtype = data["x_dtype"].toScalarType(),
                                                       .w_dtype = data["w_dtype"].toScalarType(),
                                                       .needs_dx = ctx->needs_input_grad(kX),
-                                                      .needs_dw = ctx->needs_input_grad(kW)});
+                                                      .needs_dw = ctx->needs_input_grad(kW),
+                                                      .mx_block = mx_block});
     out[kX] = result.dx;
     out[kW] = result.dw;
     if (data.find("bias_dtype") != data.end() && ctx->needs_input_grad(kBias)) {
@@ -81,36 +85,61 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
   }
 };
 
-Tensor grouped_mm_autograd(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
-                           std::string_view recipe, const OptionalTensor& bias,
-                           std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
-                           const OptionalTensor& main_grad) {
+enum class Autograd : bool { kNo, kYes };
+
+// Without autograd (inference mode) nothing is kept.
+template <Autograd kAutograd>
+Tensor multiply(std::string_view recipe, LinearArgs args, const OptionalTensor& main_grad) {
+  args.needs_dx = kAutograd == Autograd::kYes && wants_grad(args.x);
+  args.needs_dw = kAutograd == Autograd::kYes && wants_grad(args.w);
+  const Call call{make_plan(recipe, args.w, kOp), args};
+  check_linear(call.plan, args, {kOp}, main_grad);
+  if constexpr (kAutograd == Autograd::kYes)
+    return GroupedMm::apply(args.x, args.w, args.bias, main_grad, &call);
+  return linear_forward(call.plan, args).y;
+}
+
+template <Autograd kAutograd>
+Tensor grouped_mm_kernel(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
+                         std::string_view recipe, const OptionalTensor& bias,
+                         std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                         const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
-    const Call call{make_plan(recipe, w, kOp),
-                    {x, w, offs, bias, quantized_w, dtype, wants_grad(x), wants_grad(w)}};
-    check_linear(call.plan, call.args, {kOp}, main_grad);
-    return GroupedMm::apply(x, w, bias, main_grad, &call);
+    return multiply<kAutograd>(recipe, {x, w, offs, bias, quantized_w, dtype}, main_grad);
   });
 }
 
-// Without autograd (inference mode): nothing is kept.
-Tensor grouped_mm_plain(const Tensor& x, const Tensor& w, const OptionalTensor& offs,
-                        std::string_view recipe, const OptionalTensor& bias,
-                        std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
-                        const OptionalTensor& main_grad) {
+template <Autograd kAutograd>
+Tensor grouped_mm_mx_kernel(const Tensor& x, const Tensor& qdata, const Tensor& scale,
+                            const Tensor& w, const OptionalTensor& offs, std::string_view block,
+                            std::string_view recipe, const OptionalTensor& bias,
+                            std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                            const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
-    const Plan plan = make_plan(recipe, w, kOp);
-    const LinearArgs args{x, w, offs, bias, quantized_w, dtype, false, false};
-    check_linear(plan, args, {kOp}, main_grad);
-    return linear_forward(plan, args).y;
+    const MxTensor mx{qdata, scale, std::string(block), x};
+    mx.check(kOp);
+    check_shape({kOp, "x", x}, sym_shape(qdata));
+    return multiply<kAutograd>(recipe,
+                               {.x = x,
+                                .w = w,
+                                .offs = offs,
+                                .bias = bias,
+                                .quantized_w = quantized_w,
+                                .dtype = dtype,
+                                .mx = &mx},
+                               main_grad);
   });
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(moxie, Autograd, m) { m.impl("grouped_mm", TORCH_FN(grouped_mm_autograd)); }
+TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
+  m.impl("grouped_mm", TORCH_FN(grouped_mm_kernel<Autograd::kYes>));
+  m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_kernel<Autograd::kYes>));
+}
 TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
-  m.impl("grouped_mm", TORCH_FN(grouped_mm_plain));
+  m.impl("grouped_mm", TORCH_FN(grouped_mm_kernel<Autograd::kNo>));
+  m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_kernel<Autograd::kNo>));
 }
 
 }  // namespace moxie::ops

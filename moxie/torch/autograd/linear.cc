@@ -75,12 +75,13 @@ void check_weight(const Plan& plan, const WeightArgs& args) {
 
 void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad) {
-  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw] = args;
+  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw, mx, forms] = args;
   const char* op = names.op;
   check_values(plan, {op, "x", x});
   TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [rows, k], got ", x.dim(), " dims");
   TORCH_CHECK_VALUE(same(x.sym_size(1), w.sym_size(2)), op, ": x has ", x.sym_size(1),
                     " columns, and ", names.w, " contracts ", w.sym_size(2));
+  if (mx) check_mx(plan, op, *mx);
   check_device({op, names.w, w}, x);
   check_ends(op, offs, x);
   const c10::SymInt groups = num_groups(offs).value_or(1);
@@ -96,12 +97,23 @@ void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& n
   check_weight(plan, {names, w, quantized_w, main_grad});
 }
 
+Need need_of_x(const Plan& plan, const LinearArgs& args) {
+  const bool colwise = args.needs_dw && !args.mx &&
+                       saves_colwise(plan.recipe, args.x.sym_size(0), args.w.sym_size(0));
+  return colwise ? Need::kBoth : Need::kRowwise;
+}
+
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
   const Recipe& recipe = plan.recipe;
-  const bool colwise =
-      args.needs_dw && saves_colwise(recipe, args.x.sym_size(0), args.w.sym_size(0));
-  const Forms x =
-      quantize_tokens(plan, args.x, args.offs, Role::kX, colwise ? Need::kBoth : Need::kRowwise);
+  const Need need = need_of_x(plan, args);
+  const bool colwise = need == Need::kBoth;
+  Forms x;
+  if (args.forms)
+    x = *args.forms;
+  else if (args.mx)
+    x = {rowwise_mx(plan, *args.mx, args.offs), {}};
+  else
+    x = quantize_tokens(plan, args.x, args.offs, Role::kX, need);
   Forms w;
   if (!args.quantized_w)
     w = quantize_weights(plan, args.w, args.needs_dx ? Need::kBoth : Need::kRowwise);
@@ -115,7 +127,10 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
       {.offs = args.offs, .recipe = plan.text, .bias = args.bias, .dtype = dtype});
   if (args.needs_dw) {
     const bool keeps_x = !colwise && recipe.scaling == Scaling::kRow;
-    step.saved.x = colwise ? x.colwise : keeps_x ? Quantized{args.x, {}} : x.rowwise;
+    if (args.mx)
+      step.saved.x = {args.mx->qdata, args.mx->scale};
+    else
+      step.saved.x = colwise ? x.colwise : keeps_x ? Quantized{args.x, {}} : x.rowwise;
   }
   if (args.needs_dx) step.saved.w_t = w.colwise;
   return step;
@@ -125,7 +140,8 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   LinearGrads grads;
   if (!args.needs_dx && !args.needs_dw) return grads;
   const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
-  const Forms dy = quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
+  const Forms dy =
+      args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
   const GemmOptions options{.offs = args.offs, .recipe = plan.text};
   if (args.needs_dx) {
     GemmOptions in = options;
@@ -136,7 +152,9 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   if (args.needs_dw) {
     const c10::SymInt rows = args.dy.sym_size(0);
     Quantized x = args.saved.x;
-    if (!saves_colwise(plan.recipe, rows, args.num_groups))
+    if (args.mx_block)
+      x = colwise_mx(plan, x, *args.mx_block, args.offs);
+    else if (!saves_colwise(plan.recipe, rows, args.num_groups))
       x = requantize_tokens(plan, x, args.offs);
     if (args.main_grad && !is_traced(args.dy)) {
       grouped_wgrad_add_(*args.main_grad, dy.colwise.data, dy.colwise.scale, x.data, x.scale, rows,

@@ -15,7 +15,11 @@ struct LinearArgs {
   OptionalTensor bias;
   OptionalTensors quantized_w;  // the four tensors of quantize_weights
   std::optional<at::ScalarType> dtype;
-  bool needs_dx, needs_dw;
+  bool needs_dx = false, needs_dw = false;
+  const MxTensor* mx = nullptr;  // x as it came quantized; then x is its proxy
+  // x as an op fused with what made it quantized it, in the forms of need_of_x(); then x only has
+  // its rows and its dtype.
+  const Forms* forms = nullptr;
 };
 
 // What messages call the op and its arguments.
@@ -40,7 +44,8 @@ void check_weight(const Plan& plan, const WeightArgs& args);
 void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad);
 
-// What backward needs. Either form of x, or x itself where wgrad is not quantized.
+// What backward needs. Either form of x, or x itself where wgrad is not quantized, or the parts of
+// an MxTensor.
 struct LinearSaved {
   Quantized x, w_t;
 };
@@ -50,6 +55,7 @@ struct LinearStep {
   LinearSaved saved;
 };
 
+Need need_of_x(const Plan& plan, const LinearArgs& args);
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args);
 
 struct LinearGradArgs {
@@ -60,6 +66,8 @@ struct LinearGradArgs {
   OptionalTensor main_grad;
   at::ScalarType x_dtype, w_dtype;
   bool needs_dx, needs_dw;
+  std::optional<std::string> mx_block = std::nullopt;  // of an x that came quantized
+  const Forms* forms = nullptr;  // of a dy that a fused op quantized; then dy only has its rows
 };
 
 struct LinearGrads {

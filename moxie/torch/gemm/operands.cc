@@ -1,5 +1,8 @@
 #include "moxie/torch/gemm/operands.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/where.h>
+
 #include "moxie/torch/ops.h"
 
 namespace moxie::ops {
@@ -27,12 +30,28 @@ Forms quantize_by_row(const Tensor& x, const OptionalTensor& offs, Need need) {
   return forms;
 }
 
+// As if every scale had been chosen one power of two too small: the top of each block clips.
+Quantized with_scales_too_small(const Quantized& right) {
+  const Tensor code = right.scale->view(at::kByte);
+  const Tensor halved = at::where((code > 0) & (code < kE8m0Nan), code - 1, code);
+  return {(right.data.to(at::kFloat) * 2).clamp(-448, 448).to(at::kFloat8_e4m3fn),
+          halved.view(at::kFloat8_e8m0fnu)};
+}
+
 struct Blocks {
   Block rowwise, colwise;
 };
 
 Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor& offs,
                         const Blocks& blocks, Need need) {
+  if (plan.recipe.scales_too_small) {
+    Plan right = plan;
+    right.recipe.scales_too_small = false;
+    Forms forms = quantize_by_block(right, x, offs, blocks, need);
+    if (need != Need::kColwise) forms.rowwise = with_scales_too_small(forms.rowwise);
+    if (need != Need::kRowwise) forms.colwise = with_scales_too_small(forms.colwise);
+    return forms;
+  }
   const std::string rowwise = name(blocks.rowwise), colwise = name(blocks.colwise);
   const QuantizeOptions options{.offs = offs,
                                 .rowwise_block = rowwise,
@@ -111,6 +130,42 @@ Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& o
   return forms;
 }
 
+bool fuses(const Plan& plan, const Tensor& from, Need need) {
+  // On a GPU the fused kernels are for bf16; f32 takes as long there as one op after the other.
+  return plan.recipe.quantizes() && plan.recipe.scaling == Scaling::kBlock &&
+         !plan.recipe.scales_too_small &&
+         (plan.recipe.quantizes_wgrad() || need == Need::kRowwise) &&
+         (from.scalar_type() == at::kBFloat16 || !from.is_cuda());
+}
+
+Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {
+  const std::string rowwise = name(plan.recipe.activations), colwise = name(plan.recipe.wgrad_x);
+  const QuantizeOptions options{.offs = offs,
+                                .rowwise_block = rowwise,
+                                .colwise_block = colwise,
+                                .rule = name(plan.recipe.rule),
+                                .scale_layout = text(plan.layout())};
+  if (need == Need::kRowwise) {
+    auto [qdata, scale] = swiglu_quantize_rowwise(h, options);
+    return {{qdata, scale}, {}};
+  }
+  auto [qdata, scale, qdata_t, scale_t] = swiglu_quantize_both(h, options);
+  return {{qdata, scale}, {qdata_t, scale_t}};
+}
+
+Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
+                               const OptionalTensor& offs) {
+  const std::string rowwise = name(plan.recipe.activations), colwise = name(plan.recipe.wgrad_dy);
+  auto [qdata, scale, qdata_t, scale_t] =
+      swiglu_backward_quantize_both(da, h,
+                                    {.offs = offs,
+                                     .rowwise_block = rowwise,
+                                     .colwise_block = colwise,
+                                     .rule = name(plan.recipe.rule),
+                                     .scale_layout = text(plan.layout())});
+  return {{qdata, scale}, {qdata_t, scale_t}};
+}
+
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
   const Recipe& recipe = plan.recipe;
   if (!recipe.quantizes()) {
@@ -162,11 +217,38 @@ Quantized requantize_tokens(const Plan& plan, const Quantized& x, const Optional
   const Tensor scale =
       swizzled ? unswizzle_scale(*x.scale, x.data.sym_size(0), (x.data.sym_size(1) + 31) / 32, offs)
                : *x.scale;
-  const std::string from = swizzled ? "1x32" : name(plan.recipe.activations);
+  return colwise_mx(plan, {x.data, scale}, swizzled ? "1x32" : name(plan.recipe.activations), offs);
+}
+
+void check_mx(const Plan& plan, const char* op, const MxTensor& x) {
+  TORCH_CHECK_VALUE(plan.recipe.scaling == Scaling::kBlock, op, ": x is an MXTensor in blocks of ",
+                    x.block,
+                    ", and this recipe has none; x.dequantize() is a plain tensor, and the recipes "
+                    "mxfp8_* have blocks");
+  const std::string wanted = name(plan.recipe.activations);
+  TORCH_CHECK_VALUE(x.block == wanted || (x.block == "1x128" && wanted == "1x32"), op,
+                    ": x is an MXTensor in blocks of ", x.block,
+                    ", and the recipe takes activations in blocks of ", wanted,
+                    "; quantize it so, or take a recipe with activations=", x.block);
+}
+
+Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs) {
+  const bool swizzled = plan.layout() == ScaleLayout::kSwizzled;
+  Tensor scale = x.scale;
+  // A block of 128 is four of 32 with one scale.
+  if (x.block != name(plan.recipe.activations) || (swizzled && x.block != "1x32"))
+    scale = replicate_scale(scale, x.qdata.sym_size(0), x.qdata.sym_size(1), x.block);
+  return {x.qdata, swizzled ? swizzle_scale(scale, offs) : scale};
+}
+
+Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view block,
+                     const OptionalTensor& offs) {
+  if (!plan.recipe.quantizes_wgrad())
+    return {dequantize_rowwise(x.data, *x.scale, {.block = block}), {}};
   const std::string to = name(plan.recipe.wgrad_x);
-  auto [qdata_t, scale_t] = requantize(x.data, scale,
+  auto [qdata_t, scale_t] = requantize(x.data, *x.scale,
                                        {.offs = offs,
-                                        .rowwise_block = from,
+                                        .rowwise_block = block,
                                         .colwise_block = to,
                                         .rule = name(plan.recipe.rule),
                                         .scale_layout = text(plan.layout())});

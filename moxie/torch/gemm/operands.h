@@ -3,6 +3,7 @@
 
 #include "moxie/core/gemm/product.h"
 #include "moxie/torch/gemm/path.h"
+#include "moxie/torch/mx_tensor.h"
 #include "moxie/torch/view.h"
 
 namespace moxie::ops {
@@ -47,6 +48,12 @@ void check_scale(const Input& scale, Scaling scaling);
 enum class Role : uint8_t { kX, kDy };
 Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
                       Need need);
+// The same for what swiglu, swiglu_backward and permute give, in one op with it. Only where
+// fuses(): in blocks, and no form of it in bf16. need is rowwise or both, for swiglu_backward both.
+bool fuses(const Plan& plan, const Tensor& from, Need need);
+Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need);
+Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
+                               const OptionalTensor& offs);
 // w [G, N, K]
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need);
 // What quantize_weights returns: qdata, scale, qdata_t, scale_t.
@@ -55,6 +62,13 @@ Results quantized_weights_results(const Plan& plan, const Tensor& w);
 void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out);
 // The colwise form of x from what was kept for it: its rowwise form, or x where rows are scaled.
 Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
+
+// The operands of an x that came quantized, in any block that replicated scales turn into that of
+// the recipe: what forward reads, and what wgrad reads (of its qdata and scale, which were kept).
+void check_mx(const Plan& plan, const char* op, const MxTensor& x);
+Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs);
+Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view block,
+                     const OptionalTensor& offs);
 
 // Whether x is saved for backward in the colwise form, which wgrad reads, or in the rowwise form,
 // to be requantized. A colwise group is padded to the block, in a buffer sized for the worst case

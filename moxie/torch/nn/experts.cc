@@ -2,6 +2,7 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/stack.h>
 #include <torch/nn/init.h>
 
 #include <cmath>
@@ -11,8 +12,29 @@
 #include "moxie/torch/view.h"
 
 namespace moxie::nn {
+namespace {
 
-GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options) : options_(options) {
+constexpr const char* kLoad = "GroupedExperts.load_weights";
+
+// What was given, as [E, out, in]. Refuses another shape than `expected`.
+std::optional<at::Tensor> checked(const std::optional<Matrices>& given, const char* name,
+                                  at::IntArrayRef expected, bool transposed) {
+  if (!given) return std::nullopt;
+  const at::Tensor& w = given->tensor;
+  TORCH_CHECK_VALUE(w.dim() == 3, kLoad, ": ", name, " must be a matrix per expert, got ",
+                    w.sizes());
+  const at::Tensor turned = transposed ? w.mT() : w;
+  TORCH_CHECK_VALUE(turned.sizes() == expected, kLoad, ": ", name, " must be ", expected, ", got ",
+                    turned.sizes(), turned.mT().sizes() == expected ? " (is it transposed?)" : "");
+  return turned;
+}
+
+}  // namespace
+
+Matrices::Matrices(const std::vector<at::Tensor>& one_by_one) : tensor(at::stack(one_by_one)) {}
+
+GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options)
+    : Quantizable({"w13", "w2"}), options_(options) {
   w13 = register_parameter(
       "w13", at::empty({options.num_experts, 2 * options.hidden_dim, options.dim}, options.tensor));
   w2 = register_parameter(
@@ -22,6 +44,7 @@ GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options) : options_
     torch::nn::init::uniform_(weight, -bound, bound);
   }
   set_recipe(options.recipe);
+  collect_stats(options.collect_stats);
 }
 
 void GroupedExpertsImpl::set_recipe(const std::string& recipe) {
@@ -37,10 +60,28 @@ void GroupedExpertsImpl::set_recipe(const std::string& recipe) {
 
 at::Tensor GroupedExpertsImpl::forward(const at::Tensor& rows,
                                        const std::optional<at::Tensor>& offs) {
-  ops::ExpertMlpOptions options{.offs = offs, .recipe = options_.recipe};
-  if (cache13_) options.quantized_w13 = cache13_->tensors();
-  if (cache2_) options.quantized_w2 = cache2_->tensors();
-  return ops::expert_mlp(rows, w13, w2, options);
+  if (cache13_ && cache13_->tensors()[0].device() != w13.device())
+    set_recipe(options_.recipe);  // the module has moved; the caches are none of its buffers
+  std::optional<at::ArrayRef<at::Tensor>> quantized_w13, quantized_w2;
+  if (cache13_) quantized_w13 = cache13_->tensors();
+  if (cache2_) quantized_w2 = cache2_->tensors();
+  if (!collects_stats())
+    return ops::expert_mlp(rows, w13, w2,
+                           {.offs = offs,
+                            .recipe = options_.recipe,
+                            .quantized_w13 = quantized_w13,
+                            .quantized_w2 = quantized_w2});
+  // The same bytes, with every operand in sight.
+  const at::Tensor h = ops::grouped_mm(rows, w13,
+                                       {.offs = offs,
+                                        .recipe = options_.recipe,
+                                        .quantized_w = quantized_w13,
+                                        .stats = stats_of(0, rows)});
+  return ops::grouped_mm(ops::swiglu(h), w2,
+                         {.offs = offs,
+                          .recipe = options_.recipe,
+                          .quantized_w = quantized_w2,
+                          .stats = stats_of(1, rows)});
 }
 
 void GroupedExpertsImpl::refresh() {
@@ -51,18 +92,23 @@ void GroupedExpertsImpl::refresh() {
 void GroupedExpertsImpl::load_weights(const ExpertWeights& weights) {
   const at::NoGradGuard no_grad;
   TORCH_CHECK_VALUE(
-      weights.w1.has_value() == weights.w3.has_value() && !(weights.w1 && weights.w13),
-      "GroupedExperts: give w1 and w3 together, or w13 alone");
-  const auto turned = [&](const at::Tensor& w) { return weights.transposed ? w.mT() : w; };
-  const auto copy = [](const char* name, const at::Tensor& own, const at::Tensor& given) {
-    TORCH_CHECK_VALUE(own.sizes() == given.sizes(), "GroupedExperts: ", name, " must be ",
-                      own.sizes(), ", got ", given.sizes());
-    own.copy_(given);
-  };
-  if (weights.w1) copy("w13", w13, at::cat({turned(*weights.w1), turned(*weights.w3)}, 1));
-  if (weights.w13) copy("w13", w13, turned(*weights.w13));
-  if (weights.w2) copy("w2", w2, turned(*weights.w2));
+      weights.w1.has_value() == weights.w3.has_value() && !(weights.w1 && weights.w13), kLoad,
+      ": give w1 and w3 together, or w13 alone");
+  const at::IntArrayRef of_w13 = w13.sizes();
+  const int64_t half[] = {of_w13[0], of_w13[1] / 2, of_w13[2]};
+  const auto w1_given = checked(weights.w1, "w1", half, weights.transposed);
+  const auto w3_given = checked(weights.w3, "w3", half, weights.transposed);
+  auto w13_given = checked(weights.w13, "w13", of_w13, weights.transposed);
+  const auto w2_given = checked(weights.w2, "w2", w2.sizes(), weights.transposed);
+  if (w1_given) w13_given = at::cat({*w1_given, *w3_given}, 1);
+  if (w13_given) w13.copy_(*w13_given);
+  if (w2_given) w2.copy_(*w2_given);
   refresh();
+}
+
+SharedExpertsImpl::SharedExpertsImpl(ExpertsOptions options) {
+  options.num_experts = 1;
+  experts = register_module("experts", GroupedExperts(options));
 }
 
 }  // namespace moxie::nn

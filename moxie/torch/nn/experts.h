@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "moxie/torch/nn/quantizable.h"
 #include "moxie/torch/weight_cache.h"
@@ -17,17 +18,25 @@ struct ExpertsOptions {
   int64_t hidden_dim = 0;
   int64_t num_experts = 1;
   std::string recipe = "mxfp8_rceil_128";
-  bool weight_cache = false;  // then call refresh() after every optimizer step
+  bool weight_cache = false;   // then call refresh() after every optimizer step
+  bool collect_stats = false;  // quantizable.h
   at::TensorOptions tensor = {};
+};
+
+// A matrix per expert: stacked, or one by one.
+struct Matrices {
+  Matrices(at::Tensor stacked) : tensor(std::move(stacked)) {}
+  Matrices(const std::vector<at::Tensor>& one_by_one);
+  at::Tensor tensor;  // [E, .., ..]
 };
 
 // Weights as other models keep them; whatever is absent stays as it is.
 struct ExpertWeights {
-  std::optional<at::Tensor> w1 = std::nullopt;   // gate [E, F, D], with w3
-  std::optional<at::Tensor> w3 = std::nullopt;   // up [E, F, D]
-  std::optional<at::Tensor> w13 = std::nullopt;  // [E, 2F, D]
-  std::optional<at::Tensor> w2 = std::nullopt;   // [E, D, F]
-  bool transposed = false;                       // matrices are [in, out]
+  std::optional<Matrices> w1 = std::nullopt;   // gate [E, F, D], with w3
+  std::optional<Matrices> w3 = std::nullopt;   // up [E, F, D]
+  std::optional<Matrices> w13 = std::nullopt;  // [E, 2F, D]
+  std::optional<Matrices> w2 = std::nullopt;   // [E, D, F]
+  bool transposed = false;                     // matrices are [in, out], as x.matmul(w) takes them
 };
 
 class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
@@ -39,6 +48,7 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   void refresh();
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;
+  // Copies weights in, all of them or, where one does not fit, none.
   void load_weights(const ExpertWeights& weights);
 
   const ExpertsOptions& options() const { return options_; }
@@ -49,5 +59,16 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   std::optional<WeightCache> cache13_, cache2_;
 };
 TORCH_MODULE(GroupedExperts);
+
+// An MLP that every token passes: one expert without routing.
+class SharedExpertsImpl : public torch::nn::Module {
+ public:
+  explicit SharedExpertsImpl(ExpertsOptions options);  // num_experts is not looked at
+
+  at::Tensor forward(const at::Tensor& x) { return experts(x, std::optional<at::Tensor>()); }
+
+  GroupedExperts experts = nullptr;
+};
+TORCH_MODULE(SharedExperts);
 
 }  // namespace moxie::nn

@@ -11,7 +11,8 @@
 
 namespace moxie::nn {
 
-MxLinearImpl::MxLinearImpl(const MxLinearOptions& options) : options_(options) {
+MxLinearImpl::MxLinearImpl(const MxLinearOptions& options)
+    : Quantizable({"weight"}), options_(options) {
   set_recipe(options.recipe);
   weight = register_parameter(
       "weight", at::empty({options.out_features, options.in_features}, options.tensor));
@@ -25,7 +26,7 @@ MxLinearImpl::MxLinearImpl(const MxLinearOptions& options) : options_(options) {
 at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == options_.in_features, "MxLinear: x must be [.., ",
                     options_.in_features, "], got ", x.sizes());
-  ops::GroupedMmOptions options{.recipe = options_.recipe};
+  ops::GroupedMmOptions options{.recipe = options_.recipe, .stats = stats_of(0, x)};
   if (bias.defined()) options.bias = bias;
   const at::Tensor y =
       ops::grouped_mm(x.reshape({-1, options_.in_features}), weight.unsqueeze(0), options);

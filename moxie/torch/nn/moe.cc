@@ -1,5 +1,7 @@
 #include "moxie/torch/nn/moe.h"
 
+#include <ATen/ops/zeros.h>
+
 #include "moxie/torch/ops.h"
 
 namespace moxie::nn {
@@ -11,13 +13,19 @@ MoeImpl::MoeImpl(const MoeOptions& options) {
                             .num_experts = options.router.num_experts,
                             .recipe = options.recipe,
                             .weight_cache = options.weight_cache,
+                            .collect_stats = options.collect_stats,
                             .tensor = options.router.tensor};
   experts = register_module("experts", GroupedExperts(of_experts));
   if (options.shared_hidden_dim > 0) {
     of_experts.hidden_dim = options.shared_hidden_dim;
-    of_experts.num_experts = 1;
-    shared = register_module("shared", GroupedExperts(of_experts));
+    shared = register_module("shared", SharedExperts(of_experts));
   }
+  loss = at::zeros({});
+}
+
+void MoeImpl::refresh() {
+  experts->refresh();
+  if (shared) shared->experts->refresh();
 }
 
 at::Tensor MoeImpl::forward(const at::Tensor& x) {
@@ -29,7 +37,7 @@ at::Tensor MoeImpl::forward(const at::Tensor& x) {
   const at::Tensor rows =
       experts(ops::permute(tokens, slot_of, row_of, options.top_k), std::optional(offs));
   at::Tensor y = ops::unpermute(rows, slot_of, row_of, tokens.size(0), routing.weights);
-  if (shared) y = y + shared(tokens, std::optional<at::Tensor>());
+  if (shared) y = y + shared(tokens);
   return y.reshape(x.sizes());
 }
 

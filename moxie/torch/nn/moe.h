@@ -13,6 +13,7 @@ struct MoeOptions {
   int64_t shared_hidden_dim = 0;  // 0: no shared expert
   std::string recipe = "mxfp8_rceil_128";
   bool weight_cache = false;
+  bool collect_stats = false;
 };
 
 class MoeImpl : public torch::nn::Module {
@@ -20,9 +21,11 @@ class MoeImpl : public torch::nn::Module {
   explicit MoeImpl(const MoeOptions& options);
 
   at::Tensor forward(const at::Tensor& x);  // [.., D]
+  void refresh();                           // quantizes the cached weights again
 
   Router router = nullptr;
-  GroupedExperts experts = nullptr, shared = nullptr;
+  GroupedExperts experts = nullptr;
+  SharedExperts shared = nullptr;
   at::Tensor loss;  // the router's, of the last forward pass
 };
 TORCH_MODULE(Moe);

@@ -1,7 +1,6 @@
 #include "moxie/torch/nn/router.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/sign.h>
 #include <ATen/ops/zeros.h>
@@ -19,29 +18,53 @@ double tiny_of(const at::Tensor& tensor) {
                                              : std::numeric_limits<float>::min();
 }
 
+// A CPU's vectors and the rest of a loop have different exponentials. In f64 that is too little to
+// be seen in f32: a token is routed alike wherever it stands.
+at::Tensor sigmoid_of(const at::Tensor& logits) {
+  if (!logits.is_cpu()) return logits.sigmoid();
+  return logits.to(at::kDouble).sigmoid().to(logits.scalar_type());
+}
+
 }  // namespace
+
+GateImpl::GateImpl(const RouterOptions& options) {
+  weight =
+      register_parameter("weight", at::empty({options.num_experts, options.dim}, options.tensor));
+  const double bound = 1 / std::sqrt(static_cast<double>(options.dim));
+  torch::nn::init::uniform_(weight, -bound, bound);
+}
 
 RouterImpl::RouterImpl(const RouterOptions& options) : options_(options) {
   TORCH_CHECK_VALUE(options.top_k >= 1 && options.top_k <= options.num_experts,
                     "Router: top_k must be 1 to the ", options.num_experts, " experts, got ",
                     options.top_k);
-  weight =
-      register_parameter("weight", at::empty({options.num_experts, options.dim}, options.tensor));
-  const double bound = 1 / std::sqrt(static_cast<double>(options.dim));
-  torch::nn::init::uniform_(weight, -bound, bound);
+  gate = register_module("gate", Gate(options));
   if (options.balance == Balance::kBias)
     bias =
         register_buffer("bias", at::zeros({options.num_experts}, options.tensor.dtype(at::kFloat)));
-  load = register_buffer("load", at::zeros({options.num_experts}, options.tensor.dtype(at::kLong)));
+  load_ = at::zeros({options.num_experts}, options.tensor.dtype(at::kLong));
+}
+
+void RouterImpl::to(torch::Device device, torch::Dtype dtype, bool non_blocking) {
+  to(device, non_blocking);
+  to(dtype, non_blocking);
+}
+
+void RouterImpl::to(torch::Dtype dtype, bool non_blocking) {
+  const at::Tensor kept = bias.defined() ? bias.detach() : bias;
+  Module::to(dtype, non_blocking);
+  if (kept.defined()) bias.set_data(kept);
+}
+
+void RouterImpl::to(torch::Device device, bool non_blocking) {
+  Module::to(device, non_blocking);
+  load_ = load_.to(device, non_blocking);
 }
 
 Routing RouterImpl::forward(const at::Tensor& x) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const auto wide = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  // Few flops, and ranks depend on them.
-  const at::Tensor logits = at::linear(x.to(wide), weight.to(wide));
+  const at::Tensor logits = ops::gate_logits(x, gate->weight);
   const at::Tensor scores =
-      options_.score == Score::kSoftmax ? logits.softmax(-1) : logits.sigmoid();
+      options_.score == Score::kSoftmax ? logits.softmax(-1) : sigmoid_of(logits);
   at::Tensor chosen_by = scores.detach();
   if (options_.balance == Balance::kBias) chosen_by = chosen_by + bias;
   const at::Tensor ids = ops::top_k(chosen_by, options_.top_k);
@@ -52,10 +75,7 @@ Routing RouterImpl::forward(const at::Tensor& x) {
   const at::Tensor flat = ids.flatten().to(at::kLong);
   const at::Tensor counts =
       at::zeros({options_.num_experts}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
-  if (is_training()) {
-    const at::NoGradGuard no_grad;
-    load.add_(counts);
-  }
+  if (is_training()) ops::add_once_(load_, counts);
   return {ids, weights, loss_of(logits, scores, counts)};
 }
 
@@ -78,16 +98,16 @@ at::Tensor RouterImpl::loss_of(const at::Tensor& logits, const at::Tensor& score
 
 void RouterImpl::update_bias() {
   TORCH_CHECK_VALUE(options_.balance == Balance::kBias,
-                    "Router: balance must be a bias to update it");
+                    "Router: update_bias is for routers whose balance is kBias");
   const at::NoGradGuard no_grad;
-  const at::Tensor counts = load.to(at::kFloat);
+  const at::Tensor counts = load_.to(at::kFloat);
   bias.add_(at::sign(counts.mean() - counts), options_.bias_rate);
   reset_load();
 }
 
 void RouterImpl::reset_load() {
   const at::NoGradGuard no_grad;
-  load.zero_();
+  load_.zero_();
 }
 
 }  // namespace moxie::nn

@@ -34,6 +34,13 @@ struct Routing {
   at::Tensor loss;     // f32 []; 0 where none is asked for
 };
 
+// Not a torch::nn::Linear: it is never quantized.
+struct GateImpl : torch::nn::Module {
+  explicit GateImpl(const RouterOptions& options);
+  at::Tensor weight;  // [E, D]
+};
+TORCH_MODULE(Gate);
+
 class RouterImpl : public torch::nn::Module {
  public:
   explicit RouterImpl(const RouterOptions& options);
@@ -42,15 +49,24 @@ class RouterImpl : public torch::nn::Module {
   // Moves each bias by bias_rate against the load so far, and starts counting again.
   void update_bias();
   void reset_load();
+  // int64 [E]: rows of each expert in training since reset_load(), where the module last ran. Not a
+  // part of the state dict, and nothing here reads it.
+  const at::Tensor& load() const { return load_; }
+  using torch::nn::Module::load;  // an archive
+
+  // The bias stays f32: its steps are smaller than those of bf16.
+  void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Dtype dtype, bool non_blocking = false) override;
+  void to(torch::Device device, bool non_blocking = false) override;
 
   const RouterOptions& options() const { return options_; }
-  at::Tensor weight;  // [E, D]
-  at::Tensor bias;    // f32 [E], kBias
-  at::Tensor load;    // int64 [E]: rows of each expert since reset_load(); nothing here reads it
+  Gate gate = nullptr;
+  at::Tensor bias;  // f32 [E], kBias
 
  private:
   at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& scores, const at::Tensor& counts);
   RouterOptions options_;
+  at::Tensor load_;
 };
 TORCH_MODULE(Router);
 

@@ -1,7 +1,7 @@
 #include "moxie/core/quantize/quantize.h"
 
-#include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
+#include "moxie/torch/ops/forms.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/view.h"
 
@@ -9,53 +9,24 @@ namespace moxie::ops {
 namespace {
 
 struct Request {
-  const char* op;
   const Tensor& x;
-  const OptionalTensor& offs;
-  std::optional<Block> rowwise, colwise;
-  ScaleRule rule;
-  ScaleLayout layout;
+  FormsRequest forms;
 };
 
-// Checks all that can be checked without data, and says what comes back. Every overload and every
-// device goes through here, Meta too, so the shapes that are traced are the shapes that run.
 Results results_of(const Request& request) {
-  const auto& [op, x, offs, rowwise, colwise, rule, layout] = request;
-  check_float({op, "x", x});
-  check_matrix_or_stack({op, "x", x});
-  check_offs(op, offs, x);
-  Results results;
-  if (rowwise) {
-    check_block(op, Form::kRowwise, *rowwise, offs);
-    const auto shape =
-        operand_shape(sym_shape(x), num_groups(offs), Form::kRowwise, *rowwise, layout);
-    results.push_back({"qdata", at::kFloat8_e4m3fn, shape.qdata});
-    results.push_back({"scale", at::kFloat8_e8m0fnu, shape.scale});
-  }
-  if (colwise) {
-    check_block(op, Form::kColwise, *colwise, offs);
-    const auto shape =
-        operand_shape(sym_shape(x), num_groups(offs), Form::kColwise, *colwise, layout);
-    results.push_back({"qdata_t", at::kFloat8_e4m3fn, shape.qdata});
-    results.push_back({"scale_t", at::kFloat8_e8m0fnu, shape.scale});
-  }
-  return results;
+  const auto& [x, forms] = request;
+  check_float({forms.op, "x", x});
+  check_matrix_or_stack({forms.op, "x", x});
+  check_offs(forms.op, forms.offs, x);
+  return forms_results(forms);
 }
 
 void run(const Request& request, const std::vector<Tensor>& out) {
   if (request.x.is_meta()) return;
   const DeviceScope scope(request.x.device());
   const Tensor x = dense(request.x);
-  const OptionalTensor offs = dense(request.offs);
-  QuantizeArgs args{.x = const_float_view(x), .offs = offs_view(offs), .rule = request.rule};
-  auto next = out.begin();
-  const auto operand = [&](Block block) {
-    const auto qdata = view<e4m3>(*next++);
-    return Operand{block, request.layout, qdata, view<e8m0>(*next++)};
-  };
-  if (request.rowwise) args.rowwise = operand(*request.rowwise);
-  if (request.colwise) args.colwise = operand(*request.colwise);
-  quantize(args, scope.exec());
+  const OptionalTensor offs = dense(request.forms.offs);
+  quantize(args_of(const_float_view(x), forms_in(request.forms, offs, out)), scope.exec());
 }
 
 std::vector<Tensor> call(const Request& request) {
@@ -65,7 +36,7 @@ std::vector<Tensor> call(const Request& request) {
 }
 
 void call_out(const Request& request, const std::vector<Tensor>& out) {
-  check_out(request.op, results_of(request), out, {request.x, request.offs});
+  check_out(request.forms.op, results_of(request), out, {request.x, request.forms.offs});
   run(request, out);
   mark_written(out);
 }
@@ -78,11 +49,8 @@ using Text = std::string_view;
 
 Request parse(const char* op, const Tensor& x, const OptionalTensor& offs,
               std::optional<Text> rowwise, std::optional<Text> colwise, Text rule, Text layout) {
-  const bool both = rowwise && colwise;
-  Request request{op, x, offs, {}, {}, parse_rule(rule, op), parse_layout(layout, op)};
-  if (rowwise) request.rowwise = parse_block(*rowwise, op, both ? "rowwise_block" : "block");
-  if (colwise) request.colwise = parse_block(*colwise, op, both ? "colwise_block" : "block");
-  return request;
+  check_matrix_or_stack({op, "x", x});  // before its shape is looked at
+  return {x, parse_forms(op, sym_shape(x), offs, {rowwise, colwise, rule, layout})};
 }
 
 std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& x, const OptionalTensor& offs, Text block,

@@ -16,6 +16,10 @@ void register_all(torch::Library& m) {
   register_quantize_weights(m);
   register_sum_groups(m);
   register_swiglu(m);
+  register_stats(m);
+  register_fused(m);
+  register_stats(m);
+  register_gate_logits(m);
   register_route(m);
   register_permute(m);
 }
@@ -58,10 +62,17 @@ TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
                          "grouped_wgrad",
                          "grouped_wgrad_add_",
                          "sum_groups",
+                         "quantization_stats",
+                         "_add_once_",
                          "top_k",
                          "route",
                          "unpermute_weights",
                          "swiglu_backward",
+                         "swiglu_quantize_rowwise",
+                         "swiglu_quantize_both",
+                         "swiglu_backward_quantize_both",
+                         "permute_quantize_rowwise",
+                         "permute_quantize_both",
                          "quantize_weights",
                          "quantize_weights.out"})
     m.impl(op, torch::CppFunction::makeFallthrough());
@@ -70,10 +81,11 @@ TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
 // torch's fallback for lazy conjugates and negatives takes what an op wrote from what it returns,
 // and these return nothing (it would write out of bounds). They resolve their inputs themselves.
 void let_lazy_bits_through(torch::Library& m) {
-  for (const char* op : {"quantize_rowwise.out", "quantize_colwise.out", "quantize_both.out",
-                         "dequantize_rowwise.out", "dequantize_colwise.out", "requantize.out",
-                         "quantize_per_row.out", "quantize_per_col.out", "pad_groups.out",
-                         "unpad_groups.out", "quantize_weights.out", "grouped_wgrad_add_"})
+  for (const char* op :
+       {"quantize_rowwise.out", "quantize_colwise.out", "quantize_both.out",
+        "dequantize_rowwise.out", "dequantize_colwise.out", "requantize.out",
+        "quantize_per_row.out", "quantize_per_col.out", "pad_groups.out", "unpad_groups.out",
+        "quantize_weights.out", "grouped_wgrad_add_", "_add_once_"})
     m.impl(op, torch::CppFunction::makeFallthrough());
 }
 

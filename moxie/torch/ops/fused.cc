@@ -1,0 +1,131 @@
+// swiglu, swiglu_backward and permute together with the quantizer of their result.
+#include "moxie/core/permute/permute_quantize.h"
+#include "moxie/core/swiglu/swiglu_quantize.h"
+#include "moxie/torch/exec.h"
+#include "moxie/torch/ops/forms.h"
+#include "moxie/torch/ops/register.h"
+
+namespace moxie::ops {
+namespace {
+
+using Text = std::string_view;
+using Two = std::tuple<Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Two two(const std::vector<Tensor>& out) { return {out[0], out[1]}; }
+Four four(const std::vector<Tensor>& out) { return {out[0], out[1], out[2], out[3]}; }
+
+SymShape check_h(const char* op, const Tensor& h) {
+  check_float({op, "h", h});
+  TORCH_CHECK_VALUE(h.dim() == 2, op, ": h must be [rows, 2 * hidden_dim], got ", h.dim(), " dims");
+  const c10::SymInt cols = h.sym_size(1);
+  TORCH_CHECK_VALUE((cols % 2).sym_eq(0).expect_true(__FILE__, __LINE__), op,
+                    ": h must be [rows, 2 * hidden_dim], got ", cols, " columns");
+  return {h.sym_size(0), cols / 2};
+}
+
+std::vector<Tensor> swiglu_quantize_op(const char* op, const Tensor& h, const OptionalTensor& offs,
+                                       const FormsText& text) {
+  return with_op(op, [&] {
+    const SymShape a = check_h(op, h);
+    check_offs(op, offs, h);
+    const FormsRequest request = parse_forms(op, a, offs, text);
+    const auto out = allocate(forms_results(request), h);
+    if (h.is_meta()) return out;
+    const DeviceScope scope(h.device());
+    const Tensor from = dense(h);
+    const OptionalTensor ends = dense(offs);
+    moxie::swiglu_quantize({.h = const_float_view(from), .forms = forms_in(request, ends, out)},
+                           scope.exec());
+    return out;
+  });
+}
+
+Two swiglu_quantize_rowwise(const Tensor& h, const OptionalTensor& offs, Text block, Text rule,
+                            Text layout) {
+  return two(
+      swiglu_quantize_op("swiglu_quantize_rowwise", h, offs, {block, std::nullopt, rule, layout}));
+}
+
+Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text rowwise_block,
+                          Text colwise_block, Text rule, Text layout) {
+  return four(swiglu_quantize_op("swiglu_quantize_both", h, offs,
+                                 {rowwise_block, colwise_block, rule, layout}));
+}
+
+Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h, const OptionalTensor& offs,
+                                   Text rowwise_block, Text colwise_block, Text rule, Text layout) {
+  constexpr const char* kOp = "swiglu_backward_quantize_both";
+  return with_op(kOp, [&] {
+    check_shape({kOp, "da", da}, check_h(kOp, h));
+    check_device({kOp, "da", da}, h);
+    TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), kOp, ": da must be ", h.scalar_type(),
+                     " as h, got ", da.scalar_type());
+    check_offs(kOp, offs, h);
+    const FormsRequest request =
+        parse_forms(kOp, sym_shape(h), offs, {rowwise_block, colwise_block, rule, layout});
+    const auto out = allocate(forms_results(request), h);
+    if (h.is_meta()) return four(out);
+    const DeviceScope scope(h.device());
+    const Tensor grad = dense(da), from = dense(h);
+    const OptionalTensor ends = dense(offs);
+    moxie::swiglu_backward_quantize({.da = const_float_view(grad),
+                                     .h = const_float_view(from),
+                                     .forms = forms_in(request, ends, out)},
+                                    scope.exec());
+    return four(out);
+  });
+}
+
+std::vector<Tensor> permute_quantize_op(const char* op, const Tensor& x, const Tensor& slot_of,
+                                        int64_t top_k, const OptionalTensor& offs,
+                                        const FormsText& text) {
+  return with_op(op, [&] {
+    check_float({op, "x", x});
+    TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [tokens, dim], got ", x.dim(), " dims");
+    TORCH_CHECK_VALUE(top_k >= 1, op, ": top_k must be 1 or more, got ", top_k);
+    const c10::SymInt rows = x.sym_size(0) * top_k;
+    TORCH_CHECK_TYPE(slot_of.scalar_type() == at::kInt, op, ": slot_of must be torch.int32, got ",
+                     dtype_name(slot_of.scalar_type()));
+    check_shape({op, "slot_of", slot_of}, {rows});
+    check_device({op, "slot_of", slot_of}, x);
+    check_offs(op, offs, x);
+    const FormsRequest request = parse_forms(op, {rows, x.sym_size(1)}, offs, text);
+    const auto out = allocate(forms_results(request), x);
+    if (x.is_meta()) return out;
+    const DeviceScope scope(x.device());
+    const Tensor from = dense(x), slots = dense(slot_of);
+    const OptionalTensor ends = dense(offs);
+    moxie::permute_quantize({.x = const_float_view(from),
+                             .slot_of = const_view<int32_t>(slots),
+                             .top_k = top_k,
+                             .forms = forms_in(request, ends, out)},
+                            scope.exec());
+    return out;
+  });
+}
+
+Two permute_quantize_rowwise(const Tensor& x, const Tensor& slot_of, int64_t top_k,
+                             const OptionalTensor& offs, Text block, Text rule, Text layout) {
+  return two(permute_quantize_op("permute_quantize_rowwise", x, slot_of, top_k, offs,
+                                 {block, std::nullopt, rule, layout}));
+}
+
+Four permute_quantize_both(const Tensor& x, const Tensor& slot_of, int64_t top_k,
+                           const OptionalTensor& offs, Text rowwise_block, Text colwise_block,
+                           Text rule, Text layout) {
+  return four(permute_quantize_op("permute_quantize_both", x, slot_of, top_k, offs,
+                                  {rowwise_block, colwise_block, rule, layout}));
+}
+
+}  // namespace
+
+void register_fused(torch::Library& m) {
+  m.impl("swiglu_quantize_rowwise", TORCH_FN(swiglu_quantize_rowwise));
+  m.impl("swiglu_quantize_both", TORCH_FN(swiglu_quantize_both));
+  m.impl("swiglu_backward_quantize_both", TORCH_FN(swiglu_backward_quantize_both));
+  m.impl("permute_quantize_rowwise", TORCH_FN(permute_quantize_rowwise));
+  m.impl("permute_quantize_both", TORCH_FN(permute_quantize_both));
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,164 @@
+"""Converted parameters: every way a model writes its product finds the conversion, and shared parameters stay shared."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import moxie
+from moe_models import DIM, EXPERTS, HIDDEN, TitanExperts, normal
+from moxie.converted import is_converted
+
+X, OFFS = torch.randn(40, DIM), torch.tensor([7, 7, 30, 40], dtype=torch.int32)
+
+
+def converted(config="mxfp8_rceil") -> TitanExperts:
+    experts = TitanExperts()
+    moxie.quantize_(experts, config)
+    return experts
+
+
+@pytest.mark.parametrize("view", (
+    lambda w: w.mT, lambda w: w.mH, lambda w: w.adjoint(), lambda w: w.transpose(1, 2), lambda w: torch.transpose(w, -1, -2),
+    lambda w: w.transpose(dim0=1, dim1=2), lambda w: w.permute(0, 2, 1), lambda w: w.permute(dims=(0, 2, 1)),
+    lambda w: w.swapaxes(-1, -2), lambda w: w.movedim(1, 2), lambda w: w[:].mT, lambda w: w[...].mT, lambda w: w.clone().mT,
+    lambda w: w.mT.contiguous(), lambda w: w.view(EXPERTS, HIDDEN, DIM).mT, lambda w: w.view_as(w).mT, lambda w: w.to(X).mT,
+    lambda w: w.to(dtype=torch.float32).mT, lambda w: w.type(torch.float32).mT, lambda w: w.type_as(X).mT,
+    lambda w: w.bfloat16().float().mT, lambda w: w[torch.arange(EXPERTS)].mT, lambda w: w.expand(-1, -1, -1).mT,
+    lambda w: w.flatten(0, 1).unflatten(0, (EXPERTS, HIDDEN)).mT,
+))
+def test_views_and_copies_keep_the_conversion(view):
+    w = converted().w1
+    w._moxie.used = False
+    y = torch._grouped_mm(X, view(w), offs=OFFS)
+    assert w._moxie.used and torch.equal(y, moxie.grouped_mm(X, view(w.detach()).mT, OFFS, recipe="mxfp8_rceil"))
+    y.sum().backward()
+    assert type(w.grad) is torch.Tensor and w.grad.any()
+
+
+class Looped(nn.Module):
+    """Experts one by one, or all on all tokens; parameters [E, in, out] with biases."""
+
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = normal(EXPERTS, DIM, HIDDEN), normal(EXPERTS, HIDDEN, DIM)
+        self.up_bias, self.down_bias = nn.Parameter(torch.randn(EXPERTS, HIDDEN)), nn.Parameter(torch.randn(EXPERTS, DIM))
+
+    def one_by_one(self, x, ids):
+        out = torch.zeros_like(x)
+        for expert in torch.arange(EXPERTS):
+            rows = torch.where(ids == expert)[0]
+            h = F.silu(x[rows] @ self.up[expert] + self.up_bias[expert])
+            out = out.index_add(0, rows, h @ self.down[expert] + self.down_bias[expert])
+        return out
+
+    def unrolled(self, x, ids):
+        parts = [F.silu(x @ up + up_bias) @ down + down_bias
+                 for up, up_bias, down, down_bias in zip(self.up, self.up_bias, self.down, self.down_bias)]
+        return torch.stack(parts)[ids, torch.arange(len(x))]
+
+    def batched(self, x, ids):
+        h = F.silu(torch.bmm(x.expand(EXPERTS, -1, -1), self.up) + self.up_bias[:, None])
+        return (torch.bmm(h, self.down) + self.down_bias[:, None])[ids, torch.arange(len(x))]
+
+
+def test_loops_over_experts_and_batches_give_the_same():
+    module = Looped()
+    report = moxie.quantize_(module, "mxfp8_rceil")
+    assert report.converted == ["up", "down"]
+    ids, results = torch.randint(EXPERTS, (40,)), []
+    for forward in (module.one_by_one, module.unrolled, module.batched):
+        for parameter in (module.up, module.down):
+            parameter._moxie.used = False
+        results.append(forward(X, ids))
+        assert report.unused == []
+        results[-1].sum().backward()
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+    plain = moxie.unquantize_(module).batched(X, ids)
+    assert (results[2] - plain).norm() > 1e-3 * plain.norm()  # it was quantized
+
+
+def test_an_expert_may_have_no_rows():
+    w = converted().w1
+    for y in (F.linear(X[:0], w[0]), X[:0] @ w[0].t(), X[:0] @ w.mT, torch.bmm(X[:0].expand(EXPERTS, 0, DIM), w.mT)):
+        assert y.shape[-2:] == (0, HIDDEN)
+        y.sum().backward()
+    assert not w.grad.any()
+
+
+def test_a_result_that_is_given_is_written_by_torch():
+    w = converted().w1
+    plain = w.detach()
+    with torch.no_grad():
+        for function in (lambda w, out: torch.mm(X, w[0].t(), out=out), lambda w, out: torch.matmul(X, w[0].t(), out=out),
+                         lambda w, out: torch.addmm(torch.ones(HIDDEN), X, w[0].t(), out=out)):
+            out, expected = torch.empty(40, HIDDEN), torch.empty(40, HIDDEN)
+            assert function(w, out) is out
+            function(plain, expected)
+            assert torch.equal(out, expected)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = TitanExperts(), TitanExperts()
+        self.b.w1 = self.a.w1
+
+    def forward(self, x, offs):
+        return self.a(x, offs) + self.b(x, offs)
+
+
+@pytest.mark.parametrize("weight_cache", (False, True))
+def test_a_parameter_with_two_names_is_converted_once(weight_cache):
+    model = Tied()
+    report = moxie.quantize_(model, moxie.MXFP8GroupedMMConfig(weight_cache=weight_cache))
+    assert {"a.w1", "b.w1"} < set(report.converted) and "61440 of 61952" in str(report)  # each element once
+    model(X, OFFS)
+    assert report.unused == [] and model.a.w1 is model.b.w1
+    twin = copy.deepcopy(model)
+    assert twin.a.w1 is twin.b.w1 and is_converted(twin.a.w1)
+    moxie.quantize_(model, "mxfp8_floor")
+    assert "floor" in model.b.w1._moxie.recipe and model.b._moxie_converted["w1"] is model.a._moxie_converted["w1"]
+    moxie.unquantize_(model)
+    assert not any(module._forward_pre_hooks or hasattr(module, "_moxie_converted") for module in model.modules())
+    assert type(model.a.w1) is nn.Parameter and [name for name, _ in model.named_modules()] == ["", "a", "b"]
+
+
+@pytest.mark.parametrize("convert", (
+    lambda model: moxie.quantize_(model, moxie.FqnToConfig({"a.w1": "mxfp8_rceil", "b.w1": "mxfp8_floor"})),
+    lambda model: moxie.quantize_(model, moxie.FqnToConfig({"b": "mxfp8_rceil"})),
+    lambda model: moxie.quantize_(model, "mxfp8_rceil", lambda module, name: name == "a"),
+))
+def test_a_parameter_with_two_names_is_not_converted_in_two_ways(convert):
+    model = Tied()
+    with pytest.raises(ValueError, match="a.w1 and b.w1 are one parameter, which cannot be converted in two ways"):
+        convert(model)
+    assert not any(is_converted(parameter) for parameter in model.parameters())
+
+
+def test_a_model_is_data_parallel(tmp_path):
+    distributed = pytest.importorskip("torch.distributed")
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    try:
+        torch.manual_seed(0)
+        experts = converted()
+        nn.parallel.DistributedDataParallel(experts)(X, OFFS).sum().backward()
+        torch.manual_seed(0)
+        expected = converted()
+        expected(X, OFFS).sum().backward()
+        assert all(torch.equal(a.grad, b.grad) for a, b in zip(experts.parameters(), expected.parameters()))
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("use_reentrant", (False, True))
+def test_forward_may_be_checkpointed(use_reentrant):
+    experts, x = converted(), X.clone().requires_grad_()
+    torch.utils.checkpoint.checkpoint(experts, x, OFFS, use_reentrant=use_reentrant).sum().backward()
+    grads = [parameter.grad.clone() for parameter in experts.parameters()]
+    experts.zero_grad()
+    experts(X, OFFS).sum().backward()
+    assert all(torch.equal(a, parameter.grad) for a, parameter in zip(grads, experts.parameters()))
