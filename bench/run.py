@@ -8,6 +8,7 @@ Prints a table last, and writes JSON. bench/README.md says how it measures.
 
 import argparse
 import dataclasses
+import inspect
 import math
 import random
 import sys
@@ -24,8 +25,12 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 SHAPES = {
     "cpu": ["8192x5120", "8x2048x2048"],
-    "cuda": ["131072x5120", "131072x7168", "8x8192x5120", "8x2048x7168"],
+    "cuda": ["131072x2048", "131072x5120", "131072x7168", "131072x8192", "8x8192x5120", "8x2048x7168"],
 }
+# The grids that are measured on a GPU unless shapes or ops are given: tokens that are padded, in how many groups; weights.
+PAD_GRID = [((16384, dim), groups) for dim in (1536, 2048, 5120, 7168) for groups in (1, 4, 8, 16)]
+WEIGHT_GRID = [(experts, *matrix) for matrix in ((8192, 5120), (7168, 2048)) for experts in (1, 8, 32)]
+TOP_K = 8  # experts of a token, where rows are permuted
 QUICK_SHAPES = {"cpu": ["512x1024", "2x256x512"], "cuda": ["8192x5120", "2x2048x5120"]}
 
 
@@ -102,25 +107,31 @@ class Plan:
     def x(self, dtype=BF16) -> list[torch.Tensor]:
         if dtype not in self.inputs:
             size = math.prod(self.shape) * dtype.itemsize
-            count = min(8, max(2, math.ceil(ROTATE_BYTES / size)))
+            least = 1 if self.device == "cuda" and size >= ROTATE_BYTES else 2  # no cache of a GPU holds as much
+            count = min(8, max(least, math.ceil(ROTATE_BYTES / size)))
             self.inputs[dtype] = [random_tensor(self.shape, dtype, self.device) for _ in range(count)]
         return self.inputs[dtype]
 
     def wants(self, op: str, variant: str) -> bool:
         return not self.wanted or any(part in f"{op} {variant}" for part in self.wanted)
 
-    def add(self, op: str, variant: str, inputs: list[tuple], peer=None, dtype=BF16, cost=None, **kwargs) -> None:
-        """inputs[i] are the tensors of one set of buffers; kwargs go to the op, cost to core/cost."""
+    def add(self, op: str, variant: str, inputs: list[tuple], peer=None, dtype=BF16, cost=None, num_bytes=None, **kwargs) -> None:
+        """inputs[i] are the tensors of one set of buffers; kwargs go to the op, cost to core/cost unless num_bytes is given."""
         if not self.wants(op, variant):
             return
         function = getattr(moxie, op)
         calls = []
         for args in inputs:
+            if "out" not in inspect.signature(function).parameters:
+                calls.append(lambda args=args: function(*args, **kwargs))
+                continue
             out = like(function(*args, **kwargs))
             calls.append(lambda args=args, out=out: function(*args, **kwargs, out=out))
-        _, read, written = torch.ops.moxie._cost(
-            op, list(self.shape), dtype=dtype, num_groups=self.num_groups, **(cost or {}))
-        self.benches.append(Bench(op, variant, self.shape, self.num_groups, calls, read + written,
+        if num_bytes is None:
+            _, read, written = torch.ops.moxie._cost(
+                op, list(self.shape), dtype=dtype, num_groups=self.num_groups, **(cost or {}))
+            num_bytes = read + written
+        self.benches.append(Bench(op, variant, self.shape, self.num_groups, calls, num_bytes,
                                   peer and (lambda: peer(*inputs[0]))))
 
     def add_all(self) -> list[Bench]:
@@ -150,12 +161,64 @@ class Plan:
         self.add("dequantize_rowwise", "1x32 bf16", rowwise, self.torchao.dequantize, **offs)
         self.add("dequantize_colwise", "32x1 bf16", colwise, **offs)
         self.add("requantize", "1x32 -> 32x1", rowwise, **offs)
+        if self.device == "cuda":
+            wide = [moxie.quantize_rowwise(*x, block="1x128", **offs) for x in x]
+            self.add("requantize", "1x128 -> 128x32", wide, cost=blocks, block="1x128", colwise_block="128x32", **offs)
         self.add("quantize_per_row", "bf16", x, **offs)
         self.add("quantize_per_col", "bf16", x, **offs)
         padded = [moxie.pad_groups(*x, self.offs) for x in x]
         self.add("pad_groups", "32 bf16", [(*x, self.offs) for x in x], self.torchao.pad)
         self.add("unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded],
                  self.torchao.unpad)
+        self.add_layer(x)
+
+    def add_layer(self, x: list[tuple]) -> None:
+        """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
+        rows, dim = self.shape
+        offs = {"offs": self.offs}
+        one = rows * dim * BF16.itemsize  # bytes of [rows, dim]
+        both = self.bytes_of("quantize_both") - one  # of both forms of it
+        wide = torch.cat([x[0][0], x[-1][0]], 1)  # [rows, 2 * dim]
+        self.add("swiglu", "bf16", [(wide,)], num_bytes=3 * one)
+        self.add("swiglu_backward", "bf16", [(*x[0], wide)], num_bytes=5 * one)
+        self.add("swiglu_quantize_both", "1x32 + 32x1", [(wide,)], num_bytes=2 * one + both, **offs)
+        self.add("swiglu_backward_quantize_both", "1x32 + 32x1", [(*x[0], wide)], num_bytes=3 * one + 2 * both, **offs)
+        blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
+        both = self.bytes_of("quantize_both", **blocks) - one
+        self.add("swiglu_quantize_both", "1x128 + 128x32", [(wide,)], num_bytes=2 * one + both, **blocks, **offs)
+        tokens = rows // TOP_K
+        if tokens == 0:
+            return
+        ids = torch.rand(tokens, 64, device=self.device).topk(TOP_K).indices.to(torch.int32)
+        ends, slot_of, row_of = moxie.route(ids, 64)
+        some = [(x[:tokens].contiguous(),) for (x,) in x]
+        weights = torch.rand(tokens, TOP_K, device=self.device)
+        self.add("route", f"{TOP_K} of 64", [(ids, 64)], num_bytes=3 * 4 * tokens * TOP_K)
+        self.add("permute", f"top_k {TOP_K}", [(*x, slot_of, row_of, TOP_K) for x in some], num_bytes=2 * one)
+        self.add("unpermute", f"top_k {TOP_K}, weighted", [(*x, slot_of, row_of, tokens) for x in x],
+                 num_bytes=one + one // TOP_K, weights=weights)
+        self.add("unpermute_weights", f"top_k {TOP_K}", [(*some[0], *x, row_of, TOP_K) for x in x],
+                 num_bytes=one + one // TOP_K)
+        self.add("permute_quantize_both", "1x128 + 128x32", [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both,
+                 offs=ends, **blocks)
+
+    def bytes_of(self, op: str, **cost) -> float:
+        return sum(torch.ops.moxie._cost(op, list(self.shape), dtype=BF16, num_groups=self.num_groups, **cost)[1:])
+
+    def add_pad(self) -> list[Bench]:
+        x = [(x, self.offs) for x in self.x()]
+        padded = [moxie.pad_groups(*x) for x in x]
+        self.add("pad_groups", "32 bf16", x, self.torchao.pad)
+        self.add("unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded],
+                 self.torchao.unpad)
+        return self.benches
+
+    def add_rules(self) -> list[Bench]:
+        x = [(x,) for x in self.x()]
+        for rule in ("floor", "rceil"):
+            self.add("quantize_rowwise", f"1x32 {rule}", x, self.torchao.rowwise if rule == "rceil" else None, rule=rule)
+            self.add("quantize_colwise", f"32x1 {rule}", x, self.torchao.colwise if rule == "rceil" else None, rule=rule)
+        return self.benches
 
     def add_weights(self, x: list[tuple]) -> None:
         for block in ("32x32", "128x128"):
@@ -232,16 +295,27 @@ def main() -> int:
     shapes = options.shapes or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
     torchao = Torchao()
-    benches = [bench for shape in shapes
-               for bench in Plan(shape, options.groups, options.device, torchao, options.ops).add_all()]
-    if not benches:
+    plan = lambda shape, groups: Plan(shape, groups, options.device, torchao, options.ops)  # noqa: E731
+    sets = [lambda shape=shape: plan(shape, options.groups).add_all() for shape in shapes]
+    if options.device == "cuda" and not options.shapes and not options.quick:
+        sets += [lambda shape=shape, groups=groups: plan(shape, groups).add_pad() for shape, groups in PAD_GRID]
+        sets += [lambda shape=shape: plan(shape, 0).add_rules() for shape in WEIGHT_GRID]
+    report = harness.begin_report("bench/run.py", options) | {"copy": None, "rows": []}
+    copies = []
+    for make in sets:  # one shape after the other: the buffers of all of them together would not fit
+        benches = make()
+        if not benches:
+            continue
+        copies += (copy := measure(benches, options.repetitions, options.device))
+        copy_rate = 2 * COPY_BYTES / harness.spread(copy)["median"]
+        report["rows"] += [row_of(bench, copy_rate) for bench in benches]
+        del benches
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+    if not report["rows"]:
         parser.error(f"no line holds one of: {' '.join(options.ops)}")
-    copy = harness.spread(measure(benches, options.repetitions, options.device))
-    copy_rate = 2 * COPY_BYTES / copy["median"]
-    report = harness.begin_report("bench/run.py", options) | {
-        "copy": {"seconds": copy, "gb_per_s": copy_rate / 1e9},
-        "rows": [row_of(bench, copy_rate) for bench in benches],
-    }
+    copy = harness.spread(copies)
+    report["copy"] = {"seconds": copy, "gb_per_s": 2 * COPY_BYTES / copy["median"] / 1e9}
     harness.write_report(report, options, "ops")
     print(table(report))
     return 0
