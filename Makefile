@@ -41,8 +41,11 @@ build: setup
 test: build
 	@$(in_build) "$(python)" tools/test.py build/$(PRESET)
 
-train:
-	@echo "make train: the trainer is not built yet"
+# Goes on where an earlier one was stopped.
+train: build
+	@MOXIE_PYTHON="$(python)" build/$(PRESET)/bin/moxie compare --out runs/make-train \
+	  $$(if [ -e runs/make-train/plan.json ]; then echo --resume; \
+	     else echo --preset tiny --recipes bf16 mxfp8_rceil_128 --seeds 2; fi)
 
 bench: build
 	@for script in run grouped_mm moe sqnr; do \

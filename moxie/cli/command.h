@@ -1,0 +1,23 @@
+// The commands of the program `moxie`. Each adds itself to the command line; run() is called when
+// the user names it.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+namespace moxie::cli {
+
+// What the program ends with; the help lists them.
+enum ExitCode : int {
+  kDone = 0,
+  kFailed = 1,        // a file could not be read or written, or a child failed
+  kBadInput = 2,      // flags, config, data or checkpoint
+  kNotFinite = 3,     // the loss was not finite, and --on-nan is stop
+  kInterrupted = 130  // by Ctrl-C; a checkpoint has been written
+};
+
+void add_train(CLI::App& app);
+void add_compare(CLI::App& app);
+void add_info(CLI::App& app);
+void add_inspect(CLI::App& app);
+
+}  // namespace moxie::cli

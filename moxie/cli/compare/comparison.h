@@ -1,0 +1,54 @@
+// What finished runs of several recipes say: loss, its difference to the first recipe's, speed,
+// memory.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "moxie/cli/compare/plan.h"
+#include "moxie/cli/compare/statistics.h"
+#include "moxie/cli/train/loop.h"
+
+namespace moxie::cli {
+
+// Of a run that is finished; Error where the file is damaged.
+Result read_result(const std::string& path);
+
+struct ComparedRun {
+  PlannedRun run;
+  Result result;
+  double difference = 0;  // to the base's run of the same seed, in % of its held-out loss
+};
+
+struct ComparedRecipe {
+  std::string recipe;
+  std::vector<ComparedRun> runs;  // by seed
+  // Means over the seeds, but the most of the memory.
+  double eval_loss = 0, difference = 0, tokens_per_s = 0;
+  int64_t peak_memory_bytes = 0;
+  std::optional<Interval> interval;  // of the difference
+};
+
+struct Comparison {
+  Plan plan;
+  std::vector<ComparedRecipe> recipes;  // the first is the base
+  double bigram_entropy = 0;
+  std::string device;
+  bool on_cpu() const { return device.starts_with("cpu"); }
+};
+
+// runs: of the plan, in any order, with their results.
+Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs);
+
+// The table, and the lines below it.
+std::string text_of(const Comparison& comparison);
+nlohmann::ordered_json to_json(const Comparison& comparison);
+
+// A line for each recipe that may lose more than `percent` to the base: the upper end of its
+// interval counts, so one seed is never enough.
+Words recipes_above(const Comparison& comparison, double percent);
+// A line for each recipe, the base among them, whose loss is not below the bigram entropy.
+Words recipes_not_learned(const Comparison& comparison);
+
+}  // namespace moxie::cli

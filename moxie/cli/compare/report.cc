@@ -1,0 +1,24 @@
+#include "moxie/cli/compare/report.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+namespace moxie::cli {
+
+extern const char* const kReportScript;  // report.py; written by CMake
+
+bool write_report(const CompareFolder& folder, Children& children) {
+  const char* named = std::getenv("MOXIE_PYTHON");
+  const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+  const int code = children.run(python, {"-c", kReportScript, folder.path});
+  if (code == 0) return true;
+  const std::string why =
+      code == 127 ? "there is no such program" : "it ended with exit code " + std::to_string(code);
+  std::fprintf(stderr,
+               "moxie: no report.html, as '%s' could not write it (%s); MOXIE_PYTHON names another "
+               "Python, and the numbers are in '%s'\n",
+               python.c_str(), why.c_str(), folder.result().c_str());
+  return false;
+}
+
+}  // namespace moxie::cli

@@ -1,0 +1,34 @@
+// A file that is there whole or not at all: it is written under another name, flushed to the disk,
+// and then takes its name in one step. Without commit() nothing remains of it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace moxie::cli {
+
+class AtomicFile {
+ public:
+  explicit AtomicFile(const std::string& path);  // everything here throws IoError
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+  ~AtomicFile();
+
+  void write(std::string_view bytes);
+  void overwrite(uint64_t at, std::string_view bytes);
+  void commit();
+
+ private:
+  void write_at(uint64_t at, std::string_view bytes);
+  std::string path_, temporary_;
+  int fd_ = -1;
+  uint64_t size_ = 0;
+};
+
+void write_file(const std::string& path, std::string_view bytes);
+
+// Files that an AtomicFile in this folder left behind when its process was killed.
+void remove_unfinished_files(const std::string& folder);
+
+}  // namespace moxie::cli

@@ -1,0 +1,161 @@
+#include <ATen/Context.h>
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "moxie/cli/command.h"
+#include "moxie/cli/info/cpu.h"
+#include "moxie/cli/info/gpus.h"
+#include "moxie/cli/text.h"
+#include "moxie/core/base/exec.h"
+#include "moxie/torch/gemm/path.h"
+
+namespace moxie::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kWhat = "Say what this build and machine can do, and which path recipes take";
+constexpr const char* kMore =
+    "Examples:\n"
+    "  moxie info                      versions, CPU, GPUs, and the path of every recipe\n"
+    "  moxie info --n 2048 --k 7168    for expert weights of these sizes\n"
+    "  moxie info --json | jq .gpus    the same for a script\n"
+    "\n"
+    "docs/INFO.md says more.";
+
+constexpr const char* kPaths =
+    "emulated: operands are quantized, decoded and multiplied by the device's own bf16 product: "
+    "the\n"
+    "numerics of the recipe, the time of bf16. sm90, sm100: FP8 tensor cores.";
+
+struct Flags {
+  int64_t n = 2048, k = 7168;
+  bool json = false;
+};
+
+std::string capability_text(int capability) {
+  return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
+}
+
+// What keeps a GPU idle; nothing where Moxie uses it.
+std::string why_not_used(int capability) {
+  if (!at::globalContext().hasCUDART()) return "this torch has no CUDA";
+  if (!at::globalContext().hasCUDA()) return "torch finds no GPU that it can use";
+  if (!kHasCuda) return "this build of Moxie has no CUDA kernels (PRESET=cuda builds them)";
+  if (runs_on(MOXIE_ARCHS, capability)) return "";
+  return "this build has no kernels for " + capability_text(capability) +
+         " (-DMOXIE_CUDA_ARCHS builds them)";
+}
+
+// The CPU, and the GPUs that Moxie uses.
+std::vector<c10::Device> devices() {
+  std::vector<c10::Device> all = {c10::Device(c10::kCPU)};
+  const std::vector<Gpu> gpus = find_gpus();
+  for (size_t i = 0; i < gpus.size(); ++i)
+    if (why_not_used(gpus[i].capability).empty())
+      all.emplace_back(c10::kCUDA, static_cast<c10::DeviceIndex>(i));
+  return all;
+}
+
+ops::Choice path_of(const std::string& recipe, c10::Device device, const Flags& flags) {
+  return ops::choose_path(ops::parse_recipe(recipe, "info"), device, flags.n, flags.k);
+}
+
+Json to_json(const Flags& flags) {
+  const Cpu cpu = find_cpu();
+  Json gpus = Json::array(), paths = Json::array();
+  for (const Gpu& gpu : find_gpus())
+    gpus.push_back({{"name", gpu.name},
+                    {"capability", capability_text(gpu.capability)},
+                    {"memory_bytes", gpu.memory_bytes},
+                    {"why_not_used", why_not_used(gpu.capability)}});
+  for (const c10::Device device : devices())
+    for (const std::string& recipe : ops::recipe_names()) {
+      const ops::Choice choice = path_of(recipe, device, flags);
+      paths.push_back({{"device", device.str()},
+                       {"recipe", recipe},
+                       {"path", ops::name(choice.path)},
+                       {"reason", choice.reason}});
+    }
+  return {{"version", MOXIE_VERSION},
+          {"cuda", kHasCuda},
+          {"cuda_archs", MOXIE_ARCHS},
+          {"torch", TORCH_VERSION},
+          {"torch_cuda", at::globalContext().hasCUDART()},
+          {"cpu",
+           {{"model", cpu.model},
+            {"cores", cpu.cores},
+            {"threads", cpu.threads},
+            {"torch_threads", at::get_num_threads()},
+            {"instruction_set", cpu.instruction_set}}},
+          {"gpus", gpus},
+          {"n", flags.n},
+          {"k", flags.k},
+          {"paths", paths}};
+}
+
+void print_machine() {
+  std::printf("moxie %s, %s\n", MOXIE_VERSION,
+              kHasCuda ? "CUDA kernels for " MOXIE_ARCHS : "built without CUDA kernels");
+  std::printf("torch %s, %s\n", TORCH_VERSION,
+              at::globalContext().hasCUDART() ? "with CUDA" : "without CUDA");
+  const Cpu cpu = find_cpu();
+  std::printf("CPU   %s: %ld cores, %ld threads, torch runs on %d of them; instruction set %s\n",
+              cpu.model.c_str(), cpu.cores, cpu.threads, at::get_num_threads(),
+              cpu.instruction_set.c_str());
+  const std::vector<Gpu> gpus = find_gpus();
+  for (size_t i = 0; i < gpus.size(); ++i) {
+    const std::string why_not = why_not_used(gpus[i].capability);
+    std::printf("GPU %zu %s: compute capability %s, %s%s\n", i, gpus[i].name.c_str(),
+                capability_text(gpus[i].capability).c_str(),
+                human_bytes(static_cast<double>(gpus[i].memory_bytes)).c_str(),
+                why_not.empty() ? "" : ("; not used: " + why_not).c_str());
+  }
+  if (gpus.empty())
+    std::printf("GPU   none found: recipes run on the CPU, with the same numerics as on a GPU\n");
+}
+
+void print_paths(c10::Device device, const Flags& flags) {
+  const std::vector<std::string> names = ops::recipe_names();
+  size_t width = 0;
+  for (const std::string& name : names) width = std::max(width, name.size());
+  std::printf("\nPaths on %s for weights [experts, n, k] with n = %ld and k = %ld:\n",
+              device.str().c_str(), flags.n, flags.k);
+  std::printf("%-*s  %-8s  %s\n", static_cast<int>(width), "recipe", "path",
+              "why not a faster one");
+  for (const std::string& name : names) {
+    const ops::Choice choice = path_of(name, device, flags);
+    std::printf("%-*s  %-8s  %s\n", static_cast<int>(width), name.c_str(), ops::name(choice.path),
+                choice.reason.empty() ? "-" : choice.reason.c_str());
+  }
+}
+
+void run(const Flags& flags) {
+  if (flags.json) {
+    std::printf("%s\n", to_json(flags).dump(2).c_str());
+    return;
+  }
+  print_machine();
+  for (const c10::Device device : devices()) print_paths(device, flags);
+  std::printf("\n%s\n", kPaths);
+}
+
+}  // namespace
+
+void add_info(CLI::App& app) {
+  auto flags = std::make_shared<Flags>();
+  CLI::App* command = app.add_subcommand("info", kWhat);
+  command->footer(kMore);
+  const CLI::Range sizes(int64_t{1}, int64_t{1} << 40, "NUMBER");
+  command->add_option("--n", flags->n, "output width of the weights [2048]")->check(sizes);
+  command->add_option("--k", flags->k, "input width of the weights [7168]")->check(sizes);
+  command->add_flag("--json", flags->json, "print JSON");
+  command->callback([flags] { run(*flags); });
+}
+
+}  // namespace moxie::cli

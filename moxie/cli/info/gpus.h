@@ -1,0 +1,25 @@
+// The GPUs that NVIDIA's driver shows. It is asked without CUDA's headers or libraries, so that a
+// build without CUDA can still name a GPU that it leaves idle.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moxie::cli {
+
+struct Gpu {
+  std::string name;
+  int capability = 0;  // major * 10 + minor
+  int64_t memory_bytes = 0;
+};
+
+// In the order that CUDA numbers them; none without a driver.
+std::vector<Gpu> find_gpus();
+
+// Whether kernels for these architectures, as CMake writes them ("90a-real 100a-real"), run on a
+// GPU of this capability.
+bool runs_on(std::string_view archs, int capability);
+
+}  // namespace moxie::cli

@@ -1,0 +1,191 @@
+#include "moxie/cli/inspect/print.h"
+
+#include <cmath>
+
+#include "moxie/cli/file/json.h"
+#include "moxie/cli/text.h"
+#include "moxie/cli/train/checkpoint.h"
+#include "moxie/core/base/check.h"
+
+namespace moxie::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kCheckpoint = "moxie.checkpoint";
+constexpr const char* kNotMeasured =
+    "No tensor was measured: recipes are for float tensors of 2 or 3 dims.\n";
+
+struct Total {
+  int64_t bytes = 0, elements = 0;
+  std::vector<Quality> qualities;
+  bool is_measured = false;
+};
+
+Total total_of(const Inspection& inspection) {
+  Total total{.qualities = std::vector<Quality>(inspection.recipes.size())};
+  for (const InspectedTensor& tensor : inspection.tensors) {
+    total.bytes += std::ssize(tensor.entry.bytes);
+    total.elements += std::ssize(tensor.entry.bytes) / bytes_per_element(tensor.entry.dtype);
+    for (size_t i = 0; i < tensor.qualities.size(); ++i)
+      total.qualities[i].add(tensor.qualities[i]);
+    total.is_measured |= !tensor.qualities.empty();
+  }
+  return total;
+}
+
+// ---- text --------------------------------------------------------------------------------------
+
+std::string bytes_text(int64_t bytes) { return human_bytes(static_cast<double>(bytes)); }
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  std::vector<std::string> sizes;
+  for (const int64_t size : shape) sizes.push_back(std::to_string(size));
+  return "[" + join(sizes, ", ") + "]";
+}
+
+std::string sqnr_text(const Quality& quality) {
+  const double db = quality.sqnr_db();
+  return std::isnan(db) ? "not finite" : std::isinf(db) ? "exact" : fixed(db, 2);
+}
+
+std::string share_text(double part, double count) {
+  const double percent = 100 * part / count;
+  if (part == 0) return "0 %";
+  return percent < 0.001 ? "< 0.001 %" : fixed(percent, 3) + " %";
+}
+
+std::string range_text(const Quality& quality) {
+  if (!quality.has_scales()) return "-";
+  return "2^" + std::to_string(quality.smallest) + " .. 2^" + std::to_string(quality.largest);
+}
+
+std::string about_checkpoint(const Inspection& inspection) {
+  try {
+    const Saved saved = read_checkpoint_header(inspection.path);
+    const Config& config = saved.config;
+    const Position& at = saved.position;
+    return "checkpoint of moxie train: step " + std::to_string(at.step) + " of " +
+           std::to_string(config.steps) + ", " + std::to_string(at.window) +
+           " windows read of data " + at.data_fingerprint + ", " + human_time(at.seconds) +
+           " of training\npreset " + config.preset + ", recipe " + join(config.recipe, " ") +
+           ", seed " + std::to_string(config.seed) + "; dim " + std::to_string(config.dim) + ", " +
+           std::to_string(config.layers) + " layers, " + std::to_string(config.experts) +
+           " experts, top " + std::to_string(config.top_k) + ", hidden " +
+           std::to_string(config.hidden_dim) + "\n";
+  } catch (const Error& error) {  // its tensors can be looked at all the same
+    return std::string(error.what()) + "\n";
+  }
+}
+
+std::string about(const Inspection& inspection) {
+  const Safetensors& file = inspection.file;
+  std::string text = inspection.path + ": " + bytes_text(std::ssize(file.file.bytes())) + ", " +
+                     std::to_string(file.tensors.size()) + " tensors, " +
+                     (file.has_checksum ? "checksum right" : "no checksum") + "\n";
+  for (const auto& [key, value] : file.metadata)
+    if (!key.starts_with("moxie.")) text += printable(key) + ": " + printable(value) + "\n";
+  return file.metadata.contains(kCheckpoint) ? text + about_checkpoint(inspection) : text;
+}
+
+std::string list(const Inspection& inspection, const Total& total) {
+  Table table({"tensor", "shape", "dtype", "size"});
+  for (const auto& [entry, not_finite, qualities] : inspection.tensors)
+    table.add({printable(entry.name), shape_text(entry.shape), entry.dtype,
+               bytes_text(std::ssize(entry.bytes))});
+  table.add({"total: " + std::to_string(inspection.tensors.size()) + " tensors",
+             human_count(static_cast<double>(total.elements)) + " elements", "",
+             bytes_text(total.bytes)});
+  return table.text();
+}
+
+std::string qualities(const Inspection& inspection, const Total& total) {
+  Table table({"as weights", "SQNR, dB", "flushed", "clipped", "scales"});
+  const auto add = [&](const std::string& name, const std::vector<Quality>& measured) {
+    table.add({name});
+    for (size_t i = 0; i < measured.size(); ++i) {
+      const Quality& quality = measured[i];
+      table.add({"  " + inspection.recipes[i], sqnr_text(quality),
+                 share_text(quality.flushed, quality.count),
+                 share_text(quality.clipped, quality.count), range_text(quality)});
+    }
+  };
+  int64_t count = 0;
+  for (const auto& [entry, not_finite, measured] : inspection.tensors) {
+    if (measured.empty()) continue;
+    ++count;
+    add(printable(entry.name) +
+            (not_finite == 0 ? "" : ": " + std::to_string(not_finite) + " elements are not finite"),
+        measured);
+  }
+  add("total: " + std::to_string(count) + " tensors", total.qualities);
+  return table.text();
+}
+
+// ---- JSON --------------------------------------------------------------------------------------
+
+Json quality_json(const Quality& quality) {
+  Json json = {{"sqnr_db", quality.sqnr_db()},  // null where it is not finite
+               {"flushed", quality.flushed / quality.count},
+               {"clipped", quality.clipped / quality.count},
+               {"smallest_exponent", nullptr},
+               {"largest_exponent", nullptr}};
+  if (!std::isfinite(quality.sqnr_db())) json["sqnr_db"] = nullptr;
+  if (quality.has_scales()) {
+    json["smallest_exponent"] = quality.smallest;
+    json["largest_exponent"] = quality.largest;
+  }
+  return json;
+}
+
+Json qualities_json(const Inspection& inspection, const std::vector<Quality>& measured) {
+  Json json = Json::object();
+  for (size_t i = 0; i < measured.size(); ++i)
+    json[inspection.recipes[i]] = quality_json(measured[i]);
+  return json;
+}
+
+Json checkpoint_json(const Inspection& inspection) {
+  if (!inspection.file.metadata.contains(kCheckpoint)) return nullptr;
+  return Json::parse(inspection.file.metadata.at(kCheckpoint), nullptr, /*allow_exceptions=*/false);
+}
+
+}  // namespace
+
+std::string to_text(const Inspection& inspection) {
+  const Total total = total_of(inspection);
+  return about(inspection) + "\n" + list(inspection, total) + "\n" +
+         (total.is_measured ? qualities(inspection, total) : kNotMeasured);
+}
+
+std::string to_json(const Inspection& inspection) {
+  const Safetensors& file = inspection.file;
+  const Total total = total_of(inspection);
+  Json metadata = file.metadata, tensors = Json::array();
+  metadata.erase(kCheckpoint);
+  for (const auto& [entry, not_finite, measured] : inspection.tensors) {
+    Json tensor = {{"name", entry.name},
+                   {"shape", entry.shape},
+                   {"dtype", entry.dtype},
+                   {"bytes", entry.bytes.size()}};
+    if (!measured.empty()) {
+      tensor["not_finite"] = not_finite;
+      tensor["recipes"] = qualities_json(inspection, measured);
+    }
+    tensors.push_back(tensor);
+  }
+  Json sums = {
+      {"tensors", inspection.tensors.size()}, {"elements", total.elements}, {"bytes", total.bytes}};
+  if (total.is_measured) sums["recipes"] = qualities_json(inspection, total.qualities);
+  const Json json = {{"file", inspection.path},
+                     {"bytes", file.file.bytes().size()},
+                     {"has_checksum", file.has_checksum},
+                     {"metadata", metadata},
+                     {"checkpoint", checkpoint_json(inspection)},
+                     {"tensors", tensors},
+                     {"total", sums}};
+  // A path need not be UTF-8; everything else is.
+  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace moxie::cli

@@ -1,0 +1,82 @@
+// moxie: trains, compares, inspects.
+#include <c10/util/Exception.h>
+#include <malloc.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+
+#include "moxie/cli/command.h"
+#include "moxie/cli/file/error.h"
+#include "moxie/cli/train/loop.h"
+#include "moxie/core/base/check.h"
+
+namespace moxie::cli {
+namespace {
+
+constexpr const char* kMore =
+    "Exit codes: 0 done, 1 a file could not be read or written, 2 bad input, 3 the loss was not\n"
+    "finite, 130 interrupted. Progress goes to stderr, results to stdout.";
+
+// AMX kernels die (SIGILL) in virtual machines that lose tile state at a context switch, and no
+// program can ask whether it is in one. What the user sets stays.
+void avoid_amx() {
+  ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0);
+  ::setenv("MKL_ENABLE_INSTRUCTIONS", "AVX512_E3", /*overwrite=*/0);
+}
+
+// A step frees what the next one allocates: giving pages back to the system between the two, as
+// malloc does with blocks this large, costs a page fault for each.
+void keep_pages() {
+  ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
+  ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
+int say(const std::exception& error, int code) {
+  std::fprintf(stderr, "moxie: %s\n", error.what());
+  return code;
+}
+
+// torch's messages carry a C++ stack below the first line.
+int say_torch(const c10::Error& error) {
+  std::fprintf(stderr, "moxie: %s\n", error.what_without_backtrace());
+  return kFailed;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Moxie trains mixture-of-experts models in MXFP8.", "moxie");
+  app.require_subcommand(1);
+  app.footer(kMore);
+  add_train(app);
+  add_compare(app);
+  add_info(app);
+  add_inspect(app);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? kDone : kBadInput;
+  } catch (const NotFinite& error) {
+    return say(error, kNotFinite);
+  } catch (const Interrupted& error) {
+    return say(error, kInterrupted);
+  } catch (const Error& error) {
+    return say(error, kBadInput);
+  } catch (const c10::ValueError& error) {
+    say_torch(error);
+    return kBadInput;
+  } catch (const c10::Error& error) {
+    return say_torch(error);
+  } catch (const std::exception& error) {
+    return say(error, kFailed);
+  }
+  return kDone;
+}
+
+}  // namespace
+}  // namespace moxie::cli
+
+int main(int argc, char** argv) {
+  moxie::cli::avoid_amx();
+  moxie::cli::keep_pages();
+  return moxie::cli::run(argc, argv);
+}

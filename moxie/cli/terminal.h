@@ -1,0 +1,29 @@
+// The progress of long work, on stderr: one line that changes on a terminal, plain lines elsewhere.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+namespace moxie::cli {
+
+class Progress {
+ public:
+  // `done` of `total` steps are behind us already.
+  Progress(std::string title, int64_t done, int64_t total);
+  ~Progress();
+
+  // what: "loss 2.345  12.3k tokens/s"
+  void show(int64_t done, const std::string& what);
+  // A line of its own, which stays.
+  void note(const std::string& line);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  std::string bar(int64_t done) const;
+  std::string title_, last_;
+  int64_t first_, total_;
+  bool terminal_;
+  Clock::time_point start_ = Clock::now(), shown_ = {};
+};
+
+}  // namespace moxie::cli

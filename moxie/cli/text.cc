@@ -1,0 +1,87 @@
+#include "moxie/cli/text.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <numeric>
+
+namespace moxie::cli {
+namespace {
+
+template <class... Args>
+std::string format(const char* pattern, Args... args) {
+  char text[64];
+  std::snprintf(text, sizeof text, pattern, args...);
+  return text;
+}
+
+// Letters to insert, remove or replace to get from one word to the other.
+size_t distance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), 0);
+  for (size_t i = 0; i < a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i + 1;
+    for (size_t j = 0; j < b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i] != b[j]);
+      diagonal = row[j + 1];
+      row[j + 1] = std::min({replaced, row[j] + 1, diagonal + 1});
+    }
+  }
+  return row.back();
+}
+
+}  // namespace
+
+std::string short_number(double value) { return format("%g", value); }
+
+std::string fixed(double value, int digits) { return format("%.*f", digits, value); }
+
+std::string human_bytes(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  size_t unit = 0;
+  for (; bytes >= 1024 && unit + 1 < std::size(units); ++unit) bytes /= 1024;
+  return fixed(bytes, unit == 0 ? 0 : 1) + " " + units[unit];
+}
+
+std::string human_count(double count) {
+  if (count < 1000) return format("%.0f", count);
+  if (count < 1e6) return format("%.1fk", count / 1e3);
+  return count < 1e9 ? format("%.1fM", count / 1e6) : format("%.1fB", count / 1e9);
+}
+
+std::string human_time(double seconds) {
+  const auto whole = std::llround(std::clamp(seconds, 0.0, 1e9));
+  if (whole < 60) return format("%llds", whole);
+  if (whole < 3600) return format("%lldm %02llds", whole / 60, whole % 60);
+  return format("%lldh %02lldm", whole / 3600, whole / 60 % 60);
+}
+
+std::string did_you_mean(std::string_view word, const std::vector<std::string_view>& known) {
+  if (word.size() > 64) return "";
+  const auto near = std::min_element(known.begin(), known.end(), [&](auto a, auto b) {
+    return distance(word, a) < distance(word, b);
+  });
+  if (near == known.end() || distance(word, *near) > 1 + word.size() / 3) return "";
+  return "; did you mean '" + std::string(*near) + "'?";
+}
+
+std::string Table::text() const {
+  std::vector<size_t> widths;
+  for (const auto& row : rows_) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows_) {
+    std::string line;
+    for (size_t i = 0; i < row.size(); ++i) {
+      const std::string gap(widths[i] - row[i].size(), ' ');
+      line += (i == 0 ? "" : "  ") + (i == 0 ? row[i] + gap : gap + row[i]);
+    }
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+  }
+  return text;
+}
+
+}  // namespace moxie::cli

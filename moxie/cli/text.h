@@ -1,0 +1,39 @@
+// Words and numbers for people.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace moxie::cli {
+
+template <class Words>
+std::string join(const Words& words, std::string_view between) {
+  std::string text;
+  for (const auto& word : words) {
+    if (!text.empty()) text += between;
+    text += word;
+  }
+  return text;
+}
+
+std::string short_number(double value);       // 0.05, 1e-08, 1e+09
+std::string fixed(double value, int digits);  // fixed(2.5, 2): 2.50
+std::string human_bytes(double bytes);        // 1.5 GiB
+std::string human_count(double count);        // 12.3k
+std::string human_time(double seconds);       // 1m 05s
+// "; did you mean 'x'?" or, where nothing is near, nothing.
+std::string did_you_mean(std::string_view word, const std::vector<std::string_view>& known);
+
+// Columns as wide as their widest cell; the first is text, the others are numbers.
+class Table {
+ public:
+  explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}
+  void add(std::vector<std::string> row) { rows_.push_back(std::move(row)); }
+  std::string text() const;
+
+ private:
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace moxie::cli

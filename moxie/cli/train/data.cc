@@ -1,0 +1,197 @@
+#include "moxie/cli/train/data.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "moxie/cli/file/checksum.h"
+#include "moxie/cli/file/error.h"
+#include "moxie/core/base/check.h"
+
+namespace moxie::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+// A good enough mix of bits: multiplication carries low bits up, the shifts bring high ones down.
+constexpr uint64_t mix(uint64_t x) {
+  x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
+  x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
+  return x ^ (x >> 32);
+}
+
+bool is_text(const fs::path& path) {
+  constexpr size_t kLook = 4096;
+  const MappedFile file(path.string());
+  return !file.bytes().empty() && file.bytes().substr(0, kLook).find('\0') == std::string::npos;
+}
+
+bool is_skipped_folder(const std::string& name) {
+  return name.starts_with('.') || name == "site-packages" || name == "dist-packages" ||
+         name == "__pycache__";
+}
+
+// name: the path below what the user gave, so that the order does not depend on where that lies.
+struct Found {
+  uint64_t order;
+  std::string name, path;
+  auto operator<=>(const Found&) const = default;
+};
+
+Found found(const std::string& name, const fs::path& path) {
+  Checksum sum;
+  sum.add(name);
+  return {mix(std::stoull(sum.hex(), nullptr, 16)), name, path.string()};
+}
+
+void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
+  std::error_code error;  // of a link that leads nowhere: it is passed over
+  fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied);
+  for (; at != fs::recursive_directory_iterator(); ++at) {
+    const std::string name = at->path().filename().string();
+    if (at->is_directory(error)) {
+      if (is_skipped_folder(name)) at.disable_recursion_pending();
+    } else if (at->is_regular_file(error) && !name.starts_with('.')) {
+      try {
+        if (is_text(at->path()))
+          files.push_back(found(at->path().lexically_relative(folder).string(), at->path()));
+      } catch (const IoError&) {
+        continue;  // of a folder, what can be read
+      }
+    }
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> find_text_files(const std::vector<std::string>& paths) {
+  std::vector<Found> files;
+  for (const std::string& path : paths) {
+    std::error_code error;
+    const fs::file_status status = fs::status(path, error);
+    MOXIE_CHECK(fs::exists(status), "--data: there is no '", path, "'");
+    try {
+      if (fs::is_directory(status))
+        find_in_folder(path, files);
+      else
+        files.push_back(found(fs::path(path).filename().string(), path));
+    } catch (const fs::filesystem_error& problem) {
+      throw IoError("--data: cannot read '" + path + "': " + problem.code().message());
+    }
+  }
+  std::sort(files.begin(), files.end());
+  std::vector<std::string> sorted;
+  for (const Found& file : files) sorted.push_back(file.path);
+  return sorted;
+}
+
+std::string python_library() {
+  const char* chosen = std::getenv("MOXIE_PYTHON");
+  const std::string python = chosen != nullptr ? chosen : "python3";
+  const std::string command =
+      "'" + python + "' -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))' 2>/dev/null";
+  std::array<char, 4096> line = {};
+  if (FILE* pipe = ::popen(command.c_str(), "r")) {
+    const bool read = std::fgets(line.data(), line.size(), pipe) != nullptr;
+    ::pclose(pipe);
+    line[std::strcspn(line.data(), "\n")] = '\0';
+    if (read && fs::is_directory(line.data())) return line.data();
+  }
+  fail("--data: there is no ", python,
+       " here whose standard library could be read; name text "
+       "files or folders");
+}
+
+Corpus::Corpus(const CorpusOptions& options) : seq_len_(options.seq_len), seed_(options.seed) {
+  const std::vector<std::string> paths =
+      options.paths.empty() ? std::vector{python_library()} : options.paths;
+  Checksum sum;
+  for (const std::string& path : find_text_files(paths)) {
+    MappedFile file(path);
+    if (file.bytes().empty()) continue;
+    bytes_ += static_cast<int64_t>(file.bytes().size());
+    sum.add(fs::path(path).filename().string() + "\n" + std::to_string(bytes_) + "\n");
+    files_.push_back(std::move(file));
+    ends_.push_back(bytes_);
+  }
+  fingerprint_ = sum.hex();
+  const int64_t all = std::max<int64_t>(bytes_ - 1, 0) / seq_len_;
+  held_out_ = std::llround(std::ceil(static_cast<double>(all) * options.held_out));
+  windows_ = all - held_out_;
+  MOXIE_CHECK(windows_ > 0 && held_out_ > 0, "--data: ", bytes_, " bytes of text in ", files(),
+              " files are too few for windows of ", seq_len_,
+              " tokens, one to train on and one to hold out");
+}
+
+void Corpus::copy(int64_t begin, int64_t count, uint8_t* to) const {
+  auto file = std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin();
+  while (count > 0) {
+    const std::string_view bytes = files_[static_cast<size_t>(file)].bytes();
+    const int64_t end = ends_[static_cast<size_t>(file)];
+    const int64_t some = std::min(count, end - begin);
+    const char* from = bytes.data() + bytes.size() - (end - begin);
+    std::memcpy(to, from, static_cast<size_t>(some));
+    to += some;
+    begin += some;
+    count -= some;
+    ++file;
+  }
+}
+
+void Corpus::read(int64_t position, uint8_t* to) const {
+  const auto epoch = static_cast<uint64_t>(position / windows_);
+  const int64_t window = shuffled(position % windows_, windows_, mix(seed_ + 1) + epoch);
+  copy(window * seq_len_, seq_len_ + 1, to);
+}
+
+void Corpus::read_held_out(int64_t index, int64_t count, uint8_t* to) const {
+  const int64_t window = windows_ + index * held_out_ / count;
+  copy(window * seq_len_, seq_len_ + 1, to);
+}
+
+double Corpus::bigram_entropy() const {
+  std::vector<int64_t> pairs(256 * 256), firsts(256);
+  std::vector<uint8_t> window(static_cast<size_t>(seq_len_) + 1);
+  for (int64_t index = 0; index < held_out_; ++index) {
+    read_held_out(index, held_out_, window.data());
+    for (size_t i = 0; i + 1 < window.size(); ++i) {
+      ++pairs[window[i] * size_t{256} + window[i + 1]];
+      ++firsts[window[i]];
+    }
+  }
+  double sum = 0;
+  for (size_t pair = 0; pair < pairs.size(); ++pair)
+    if (pairs[pair] > 0) {
+      const auto count = static_cast<double>(pairs[pair]);
+      sum -= count * std::log(count / static_cast<double>(firsts[pair / 256]));
+    }
+  return sum / static_cast<double>(held_out_ * seq_len_);
+}
+
+// A Feistel network permutes the smallest even number of bits that holds count; what falls outside
+// is permuted again until it falls inside. No table, so any position is as cheap as the next.
+int64_t shuffled(int64_t index, int64_t count, uint64_t key) {
+  constexpr int kRounds = 4;
+  const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1)));
+  const int half = std::max(1, (bits + 1) / 2);
+  const uint64_t mask = (uint64_t{1} << half) - 1;
+  auto value = static_cast<uint64_t>(index);
+  do {
+    uint64_t left = value >> half, right = value & mask;
+    for (uint64_t round = 0; round < kRounds; ++round) {
+      const uint64_t next = left ^ (mix(right + mix(key + round)) & mask);
+      left = right;
+      right = next;
+    }
+    value = (left << half) | right;
+  } while (value >= static_cast<uint64_t>(count));
+  return static_cast<int64_t>(value);
+}
+
+}  // namespace moxie::cli

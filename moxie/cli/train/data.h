@@ -1,0 +1,63 @@
+// Text as windows of tokens: files are memory-mapped and read as one stream; its last part is held
+// out for evaluation; the windows of the rest come in an order that the seed gives.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "moxie/cli/file/mapped_file.h"
+
+namespace moxie::cli {
+
+// Files of the paths given, in an order that their names alone decide, as good as random: what is
+// held out is a fair sample of them. In a folder only text is taken: nothing hidden, no file with a
+// zero byte near its start, no installed packages.
+std::vector<std::string> find_text_files(const std::vector<std::string>& paths);
+
+// The folder of Python's standard library.
+std::string python_library();
+
+struct CorpusOptions {
+  std::vector<std::string> paths;  // empty: python_library()
+  int64_t seq_len = 0;
+  double held_out = 0;
+  uint64_t seed = 0;
+};
+
+// A window is seq_len tokens and the one after them.
+class Corpus {
+ public:
+  explicit Corpus(const CorpusOptions& options);  // Error where there is not enough text
+
+  int64_t windows() const { return windows_; }            // to train on
+  int64_t held_out_windows() const { return held_out_; }  // to evaluate on
+  int64_t bytes() const { return bytes_; }
+  int64_t files() const { return static_cast<int64_t>(files_.size()); }
+  // Changes when files are added, removed or renamed, or change their sizes.
+  const std::string& fingerprint() const { return fingerprint_; }
+
+  // The window that comes `position` windows after the start of training, epoch after epoch; each
+  // epoch is in an order of its own. Copies seq_len + 1 bytes.
+  void read(int64_t position, uint8_t* to) const;
+  // Evenly spread over what is held out, the same ones each time.
+  void read_held_out(int64_t index, int64_t count, uint8_t* to) const;
+
+  // Entropy of a byte given the byte before it, in nats, of the held-out text: what a model learns
+  // first, and must beat to have learnt anything more.
+  double bigram_entropy() const;
+
+ private:
+  void copy(int64_t begin, int64_t count, uint8_t* to) const;
+  std::vector<MappedFile> files_;
+  std::vector<int64_t> ends_;  // of each file in the stream
+  int64_t seq_len_, bytes_ = 0, windows_ = 0, held_out_ = 0;
+  uint64_t seed_;
+  std::string fingerprint_;
+};
+
+// The place of `index` in a permutation of 0 .. count - 1 that `key` chooses.
+int64_t shuffled(int64_t index, int64_t count, uint64_t key);
+
+}  // namespace moxie::cli

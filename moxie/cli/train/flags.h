@@ -1,0 +1,27 @@
+// The fields of a Config as flags.
+#pragma once
+
+#include <map>
+#include <string>
+
+#include "moxie/cli/command.h"
+#include "moxie/cli/train/config.h"
+
+namespace moxie::cli {
+
+// What the user gave; a preset, then a file, then flags, each over what comes before.
+struct ConfigFlags {
+  std::string preset = "tiny", file;
+  std::map<std::string_view, Words> given;  // by the field's name
+
+  bool has(std::string_view name) const;
+  Config config() const;
+  void apply(Config& config) const;  // the flags alone
+};
+
+// Flags of one part each under a heading of its own. `flags` must live as long as the app.
+void add_config_flags(CLI::App& app, ConfigFlags& flags);
+
+std::string default_run_folder(const Config& config);
+
+}  // namespace moxie::cli

@@ -1,0 +1,215 @@
+#include "moxie/cli/train/model.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/outer.h>
+#include <ATen/ops/pow.h>
+#include <ATen/ops/rms_norm.h>
+#include <ATen/ops/scaled_dot_product_attention.h>
+#include <ATen/ops/zeros.h>
+
+#include <cmath>
+
+#include "moxie/core/base/check.h"
+
+namespace moxie::cli {
+namespace {
+
+constexpr double kInitStd = 0.02;
+
+at::ScalarType dtype_of(const Config& config) {
+  return config.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+}
+
+nn::MxLinear linear(const Config& config, int64_t in, int64_t out) {
+  return nn::MxLinear(nn::MxLinearOptions{.in_features = in,
+                                          .out_features = out,
+                                          .bias = false,
+                                          .recipe = "bf16",
+                                          .tensor = dtype_of(config)});
+}
+
+// Pairs are dim i and dim i + head_dim / 2.
+at::Tensor rotate(const at::Tensor& x, const Rope& rope) {
+  const std::vector<at::Tensor> halves = x.to(at::kFloat).chunk(2, -1);
+  const at::Tensor &a = halves[0], &b = halves[1];
+  return at::cat({a * rope.cos - b * rope.sin, b * rope.cos + a * rope.sin}, -1).to(x.dtype());
+}
+
+nn::MoeOptions moe_options(const Config& config) {
+  nn::RouterOptions router{.dim = config.dim,
+                           .num_experts = config.experts,
+                           .top_k = config.top_k,
+                           .bias_rate = config.bias_rate,
+                           .loss_weight = config.loss_weight,
+                           .z_loss_weight = config.z_loss_weight,
+                           .tensor = dtype_of(config)};
+  router.score = config.score == "softmax" ? nn::Score::kSoftmax : nn::Score::kSigmoid;
+  router.balance = config.balance == "bias"   ? nn::Balance::kBias
+                   : config.balance == "loss" ? nn::Balance::kLoss
+                                              : nn::Balance::kNone;
+  return {.router = router,
+          .hidden_dim = config.hidden_dim,
+          .shared_hidden_dim = config.shared_hidden_dim,
+          .recipe = "bf16"};
+}
+
+}  // namespace
+
+RmsNormImpl::RmsNormImpl(int64_t dim, at::ScalarType dtype)
+    : weight(register_parameter("weight", at::ones({dim}, dtype))) {}
+
+at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
+  return at::rms_norm(x, {weight.size(0)}, weight, 1e-6);
+}
+
+AttentionImpl::AttentionImpl(const Config& config)
+    : heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim) {
+  wq = register_module("wq", linear(config, config.dim, heads_ * head_dim_));
+  wk = register_module("wk", linear(config, config.dim, kv_heads_ * head_dim_));
+  wv = register_module("wv", linear(config, config.dim, kv_heads_ * head_dim_));
+  wo = register_module("wo", linear(config, heads_ * head_dim_, config.dim));
+}
+
+at::Tensor AttentionImpl::forward(const at::Tensor& x, const Rope& rope) {
+  const int64_t batch = x.size(0), length = x.size(1);
+  const auto split = [&](const at::Tensor& y, int64_t heads) {
+    return y.view({batch, length, heads, head_dim_}).transpose(1, 2);
+  };
+  const at::Tensor q = rotate(split(wq(x), heads_), rope);
+  const at::Tensor k = rotate(split(wk(x), kv_heads_), rope);
+  const at::Tensor y = at::scaled_dot_product_attention(
+      q, k, split(wv(x), kv_heads_), /*attn_mask=*/std::nullopt, /*dropout_p=*/0,
+      /*is_causal=*/true, /*scale=*/std::nullopt, /*enable_gqa=*/heads_ != kv_heads_);
+  return wo(y.transpose(1, 2).reshape({batch, length, heads_ * head_dim_}));
+}
+
+BlockImpl::BlockImpl(const Config& config, int64_t index)
+    : name_("layers." + std::to_string(index)) {
+  attention_norm = register_module("attention_norm", RmsNorm(config.dim, dtype_of(config)));
+  attention = register_module("attention", Attention(config));
+  mlp_norm = register_module("mlp_norm", RmsNorm(config.dim, dtype_of(config)));
+  if (config.experts > 0 && index >= config.dense_layers)
+    moe = register_module("moe", nn::Moe(moe_options(config)));
+  else
+    mlp = register_module(
+        "mlp", nn::GroupedExperts(nn::ExpertsOptions{.dim = config.dim,
+                                                     .hidden_dim = config.dense_hidden_dim,
+                                                     .recipe = "bf16",
+                                                     .tensor = dtype_of(config)}));
+}
+
+at::Tensor BlockImpl::forward(const at::Tensor& x, const Rope& rope, const Tap& tap) {
+  const auto seen = [&](const char* part, const at::Tensor& in, const at::Tensor& out) {
+    if (tap) tap(name_ + part, in, out);
+    return out;
+  };
+  const at::Tensor for_attention = attention_norm(x);
+  const at::Tensor h = x + seen(".attention", for_attention, attention(for_attention, rope));
+  const at::Tensor for_mlp = mlp_norm(h);
+  if (moe) return h + seen(".moe", for_mlp, moe(for_mlp));
+  const at::Tensor rows = for_mlp.reshape({-1, for_mlp.size(-1)});
+  return h + seen(".mlp", rows, mlp(rows, std::optional<at::Tensor>())).view_as(h);
+}
+
+LanguageModelImpl::LanguageModelImpl(const Config& config)
+    : head_dim_(config.head_dim), rope_theta_(config.rope_theta) {
+  const auto table = [&](const char* name) {
+    return register_parameter(name, at::zeros({config.vocab, config.dim}, dtype_of(config)));
+  };
+  embed_ = table("embed");
+  register_module("layers", blocks_);
+  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, i));
+  norm_ = register_module("norm", RmsNorm(config.dim, dtype_of(config)));
+  if (!config.tied_head) head_ = table("head");
+
+  const at::NoGradGuard no_grad;
+  const auto generator =
+      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config.seed));
+  // What is added to the residual stream, twice a layer, starts small: its variance adds up.
+  const double out_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
+  for (const auto& item : named_parameters()) {
+    if (item.value().dim() < 2) continue;  // a norm's weight is 1
+    const bool out = item.key().ends_with("wo.weight") || item.key().ends_with("w2");
+    // Drawn in float32, so that the dtype changes the rounding and not the numbers.
+    item.value().copy_(at::zeros(item.value().sizes(), at::kFloat)
+                           .normal_(0, out ? out_std : kInitStd, generator));
+  }
+}
+
+const Rope& LanguageModelImpl::rope(int64_t length, const at::Device& device) {
+  if (rope_.cos.defined() && rope_.cos.size(0) == length && rope_.cos.device() == device)
+    return rope_;
+  const auto options = at::TensorOptions(at::kDouble);
+  const at::Tensor pair = at::arange(0, head_dim_, 2, options) / static_cast<double>(head_dim_);
+  const at::Tensor angle = at::outer(at::arange(length, options), at::pow(rope_theta_, -pair));
+  const auto to_device = [&](const at::Tensor& x) { return x.to(device, at::kFloat); };
+  return rope_ = {to_device(angle.cos()), to_device(angle.sin())};
+}
+
+Losses LanguageModelImpl::forward(const at::Tensor& windows, const Tap& tap) {
+  const int64_t length = windows.size(1) - 1;
+  const at::Tensor inputs = windows.narrow(1, 0, length), targets = windows.narrow(1, 1, length);
+  at::Tensor x = at::embedding(embed_, inputs);
+  at::Tensor routers = at::zeros({}, x.options().dtype(at::kFloat));
+  for (const auto& module : *blocks_) {
+    auto& block = *module->as<BlockImpl>();
+    x = block.forward(x, rope(length, windows.device()), tap);
+    if (block.moe) routers = routers + block.moe->loss;
+  }
+  const at::Tensor last = norm_(x), logits = at::linear(last, head_.defined() ? head_ : embed_);
+  if (tap) tap("head", last, logits);
+  return {at::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), targets.flatten()), routers};
+}
+
+void LanguageModelImpl::each_moe(
+    const std::function<void(const std::string&, nn::MoeImpl&)>& visit) {
+  for (const auto& item : named_modules())
+    if (auto* moe = item.value()->as<nn::MoeImpl>()) visit(item.key(), *moe);
+}
+
+void LanguageModelImpl::update_routers() {
+  each_moe([](const std::string&, nn::MoeImpl& moe) {
+    if (moe.router->options().balance == nn::Balance::kBias)
+      moe.router->update_bias();
+    else
+      moe.router->reset_load();
+  });
+}
+
+int64_t LanguageModelImpl::parameter_count() const {
+  int64_t count = 0;
+  for (const at::Tensor& parameter : parameters()) count += parameter.numel();
+  return count;
+}
+
+NameToRecipe recipes_of(const Config& config) {
+  // As models of this kind are trained elsewhere: the head, the routers and the narrow wk and wv
+  // stay as they are, and no pattern here names them.
+  const bool has_experts = config.experts > 0 && config.dense_layers < config.layers;
+  const std::string experts = "re:.*\\.(experts|shared)", linears = "re:.*\\.(wq|wo|mlp)";
+  NameToRecipe general, special;
+  for (const std::string& word : config.recipe) {
+    // A recipe's own fields have a "=" too, but after a ":".
+    const size_t start = word.starts_with("re:") ? 3 : 0;
+    const size_t split = word.find('=', start);
+    if (split == word.npos || word.find(':', start) < split) {
+      if (has_experts) general.emplace_back(experts, word);
+      general.emplace_back(linears, word);
+      continue;
+    }
+    const std::string part = word.substr(0, split), recipe = word.substr(split + 1);
+    MOXIE_CHECK(!part.empty() && !recipe.empty(), "--recipe must be NAME or PART=NAME, got '", word,
+                "'");
+    special.emplace_back(part == "experts" ? experts : part == "linears" ? linears : part, recipe);
+  }
+  special.insert(special.end(), general.begin(), general.end());  // an earlier pattern wins
+  return special;
+}
+
+}  // namespace moxie::cli

@@ -1,0 +1,95 @@
+// A decoder-only language model: blocks of attention and experts (or one dense MLP).
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/nn/modules/container/modulelist.h>
+#include <torch/nn/pimpl.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "moxie/cli/train/config.h"
+#include "moxie/torch/convert.h"
+#include "moxie/torch/nn/linear.h"
+#include "moxie/torch/nn/moe.h"
+
+namespace moxie::cli {
+
+// Sees what each part of the model computes, in order: "layers.2.attention", its input and output.
+using Tap =
+    std::function<void(const std::string& name, const at::Tensor& in, const at::Tensor& out)>;
+
+class RmsNormImpl : public torch::nn::Module {
+ public:
+  RmsNormImpl(int64_t dim, at::ScalarType dtype);
+  at::Tensor forward(const at::Tensor& x);  // [.., D]
+
+  at::Tensor weight;  // [D]
+};
+TORCH_MODULE(RmsNorm);
+
+// Angles by position and pair of a head's dims.
+struct Rope {
+  at::Tensor cos, sin;  // f32 [S, head_dim / 2]
+};
+
+class AttentionImpl : public torch::nn::Module {
+ public:
+  explicit AttentionImpl(const Config& config);
+  at::Tensor forward(const at::Tensor& x, const Rope& rope);  // [B, S, D]
+
+  nn::MxLinear wq = nullptr, wk = nullptr, wv = nullptr, wo = nullptr;
+
+ private:
+  int64_t heads_, kv_heads_, head_dim_;
+};
+TORCH_MODULE(Attention);
+
+class BlockImpl : public torch::nn::Module {
+ public:
+  BlockImpl(const Config& config, int64_t index);
+  at::Tensor forward(const at::Tensor& x, const Rope& rope, const Tap& tap);  // [B, S, D]
+
+  RmsNorm attention_norm = nullptr, mlp_norm = nullptr;
+  Attention attention = nullptr;
+  nn::Moe moe = nullptr;             // or
+  nn::GroupedExperts mlp = nullptr;  // of a dense layer
+
+ private:
+  std::string name_;
+};
+TORCH_MODULE(Block);
+
+struct Losses {
+  at::Tensor tokens;   // f32 []: mean negative log likelihood, in nats
+  at::Tensor routers;  // f32 []: what balances them
+};
+
+class LanguageModelImpl : public torch::nn::Module {
+ public:
+  // Weights are drawn on the CPU from the config's seed: the same ones for every device and recipe.
+  explicit LanguageModelImpl(const Config& config);
+
+  // windows: int64 [B, S + 1]
+  Losses forward(const at::Tensor& windows, const Tap& tap = {});
+  // After an optimizer step: routers that balance by a bias move it, and all count from 0 again.
+  void update_routers();
+  void each_moe(const std::function<void(const std::string& name, nn::MoeImpl& moe)>& visit);
+  int64_t parameter_count() const;
+
+ private:
+  const Rope& rope(int64_t length, const at::Device& device);
+  at::Tensor embed_, head_;  // [V, D]; head_ is absent where it is tied
+  torch::nn::ModuleList blocks_;
+  RmsNorm norm_ = nullptr;
+  Rope rope_;
+  int64_t head_dim_;
+  double rope_theta_;
+};
+TORCH_MODULE(LanguageModel);
+
+// "mxfp8_rceil_128" or "experts=mxfp8_rceil_128" and so on, to the modules that they mean.
+NameToRecipe recipes_of(const Config& config);
+
+}  // namespace moxie::cli

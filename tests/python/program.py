@@ -1,0 +1,105 @@
+"""The program `moxie` for tests: where it is, and a model so small that a run takes a second."""
+
+import json
+import os
+import pathlib
+import resource
+import signal
+import struct
+import subprocess
+
+import pytest
+import torch
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
+
+# The smallest of everything that the 32-blocks of mxfp8_rceil still divide.
+MICRO = {
+    "dim": 32, "layers": 2, "heads": 2, "kv-heads": 1, "head-dim": 16, "experts": 4, "hidden-dim": 32, "seq-len": 16,
+    "batch": 4, "steps": 6, "warmup": 2, "eval-windows": 8, "eval-every": 0, "save-every": 2, "stats-every": 0, "threads": 1,
+    "recipe": "mxfp8_rceil",
+}
+
+
+def program() -> pathlib.Path:
+    """MOXIE_CLI, or the one built with the library."""
+    chosen = os.environ.get("MOXIE_CLI")
+    if chosen:
+        return pathlib.Path(chosen)
+    path = pathlib.Path(os.environ["MOXIE_LIBRARY"]).resolve().parents[2] / "bin" / "moxie"
+    if not path.exists():
+        pytest.skip("the program moxie is not built")
+    return path
+
+
+def words(flags: dict) -> list[str]:
+    """{"dim": 32, "recipe": ["a", "b"]} -> ["--dim", "32", "--recipe", "a", "b"]; None leaves a flag out."""
+    line = []
+    for name, value in flags.items():
+        if value is not None:
+            line += ["--" + name] + [str(word) for word in (value if isinstance(value, list) else [value])]
+    return line
+
+
+def command(*args, **flags) -> list[str]:
+    named = {name.replace("_", "-"): value for name, value in flags.items()}
+    return [str(program()), *map(str, args), *words(named)]
+
+
+def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) -> subprocess.CompletedProcess:
+    """`file_limit`: no file may grow above it, as if the disk were full."""
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
+    return subprocess.run(
+        command(*args, **flags), capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})},
+        preexec_fn=limit if file_limit else None, restore_signals=False)
+
+
+def micro(out: pathlib.Path, **flags) -> dict:
+    """Flags of a run of the micro model in `out`, with some changed; its text is this repository's."""
+    base = {name.replace("-", "_"): value for name, value in MICRO.items()}
+    return {**base, "data": [ROOT / "docs"], "out": out, **flags}
+
+
+def train(out: pathlib.Path, *args, code: int = 0, **flags) -> subprocess.CompletedProcess:
+    limits = {name: flags.pop(name) for name in ("file_limit", "env") if name in flags}
+    done = run("train", *args, **limits, **micro(out, **flags))
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def metrics(out: pathlib.Path, event: str | None = None) -> list[dict]:
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if event in (None, line["event"])]
+
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8": torch.uint8}
+
+
+def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
+    """A safetensors file, read without any of our code."""
+    data = bytearray(path.read_bytes())
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + length])
+    header.pop("__metadata__", None)
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = (8 + length + offset for offset in entry["data_offsets"])
+        tensors[name] = torch.frombuffer(data[begin:end], dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+    return tensors
+
+
+def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
+    """As somebody else would write one: without our metadata."""
+    header, data = {}, b""
+    words_of = {dtype: word for word, dtype in DTYPES.items()}
+    for name, tensor in tensors.items():
+        raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
+        header[name] = {
+            "dtype": words_of[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
