@@ -127,12 +127,23 @@ def begin_report(script: str, options: argparse.Namespace) -> dict:
     }
 
 
+def report_text(report: dict) -> str:
+    """JSON with a line per field, and in `rows` a line per row."""
+    fields = []
+    for name, value in report.items():
+        text = json.dumps(value)
+        if name == "rows":
+            text = "[\n" + ",\n".join("  " + json.dumps(row) for row in value) + "\n]"
+        fields.append(f" {json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(fields) + "\n}\n"
+
+
 def write_report(report: dict, options: argparse.Namespace, name: str) -> None:
     """To --out, or bench/results/<device>/<name>.json."""
     path = options.out or RESULTS / slug(report["machine"], options.device) / (
         f"quick_{name}.json" if options.quick else f"{name}.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    path.write_text(report_text(report))
     print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}\n")
 
 

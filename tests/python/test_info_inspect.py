@@ -12,12 +12,11 @@ import pytest
 import torch
 
 import moxie
-from moxie import _library
 from support import random_values
 
-BINARY = pathlib.Path(os.environ.get("MOXIE_CLI") or pathlib.Path(_library.__file__).parent / "absent")
-if "MOXIE_CLI" not in os.environ and "MOXIE_LIBRARY" in os.environ:
-    BINARY = pathlib.Path(os.environ["MOXIE_LIBRARY"]).resolve().parents[2] / "bin" / "moxie"
+# The program beside the library of a build folder, or wherever MOXIE_CLI says.
+LIBRARY = pathlib.Path(os.environ.get("MOXIE_LIBRARY", "build/cpu/moxie/torch/libmoxie_torch.so")).resolve()
+BINARY = pathlib.Path(os.environ.get("MOXIE_CLI", LIBRARY.parents[2] / "bin" / "moxie"))
 
 pytestmark = pytest.mark.skipif(not BINARY.is_file(), reason="the program moxie is not built")
 

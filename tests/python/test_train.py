@@ -55,6 +55,13 @@ def test_it_learns(tmp_path):
     assert sum(losses[-10:]) / 10 < 3.4 < losses[0]  # uniform bytes are 5.5 nats, the frequencies of bytes alone about 3.4
 
 
+def test_it_starts_from_the_same_weights_on_every_device(finished, tmp_path, device):
+    train(tmp_path, device=device, recipe=["mxfp8_rceil"])
+    here, on_cpu = (metrics(out, "step")[0]["loss"] for out in (tmp_path, finished / "run"))
+    assert here == pytest.approx(on_cpu, rel=2**-8)  # a loss near log 256, whatever bf16 does to the small logits
+    assert json.loads((tmp_path / "result.json").read_text())["device"].startswith(device)
+
+
 def test_expert_load_and_quantization_error_are_in_the_metrics(finished):
     out = finished / "run"
     loads = metrics(out, "load")

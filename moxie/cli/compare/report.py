@@ -205,46 +205,49 @@ def draw_load(recipes, summary, theme):
     return figure
 
 
-def part_of(event):
-    """The part of the model and its tensor, as a panel names them."""
-    kind = event["name"].rsplit(".", 1)[-1]
-    tensor = {"x": "input", "dy": "gradient", "weight": "weight"}.get(event["tensor"], event["tensor"])
-    return f"{kind}: {tensor}"
+OPERANDS = {"x": ("w13", 0), "w13": ("w13", 1), "dh": ("w13", 2), "h": ("w2", 0), "w2": ("w2", 1), "dy": ("w2", 2)}
+
+
+def products_of(runs):
+    """{product: three operands, each {layer: {step: values of the runs}}}"""
+    events = [e for run in runs for e in run["events"] if e["event"] == "quantization"]
+    linears = {e["name"] for e in events if e["tensor"] == "weight"}
+    products = {}
+    for e in events:
+        kind = e["name"].rsplit(".", 1)[-1]
+        weight, place = OPERANDS.get(e["tensor"], ("", 1))
+        product = kind if e["name"] in linears else f"{kind} {weight}"  # a linear is one product, an MLP two
+        layers = products.setdefault(product, ({}, {}, {}))[place]
+        layers.setdefault(layer_of(e["name"]), {}).setdefault(e["step"], []).append(number(e["sqnr_db"]))
+    return products
 
 
 def draw_error(recipes, summary, theme):
-    rows = []
-    for recipe in recipes:
-        parts = {}  # panel -> layer -> step -> values of the seeds
-        for run in recipe["runs"]:
-            for e in run["events"]:
-                if e["event"] == "quantization":
-                    at = parts.setdefault(part_of(e), {}).setdefault(layer_of(e["name"]), {})
-                    at.setdefault(e["step"], []).append(number(e["sqnr_db"]))
-        names = list(parts)
-        for first in range(0, len(names), MOST_PANELS):
-            rows.append((recipe["recipe"], {name: parts[name] for name in names[first:first + MOST_PANELS]}))
+    rows = [(recipe["recipe"], *row) for recipe in recipes for row in products_of(recipe["runs"]).items()]
     if not rows:
         return None
-    last = max(layer for _, parts in rows for of_part in parts.values() for layer in of_part)
-    figure, grid = pyplot.subplots(len(rows), MOST_PANELS, figsize=(9, 0.8 + 2 * len(rows)), sharex=True, sharey=True,
-                                   squeeze=False)
+    last = max(layer for _, _, operands in rows for layers in operands for layer in layers)
     name, low, high = theme["layers"]
     shades = pyplot.get_cmap(name)
+    figure, grid = pyplot.subplots(len(rows), 3, figsize=(9, 0.9 + 1.6 * len(rows)), sharex=True, sharey=True,
+                                   squeeze=False)
     handles = {}
-    for (recipe, parts), row in zip(rows, grid):
-        for axes in row[len(parts):]:
-            axes.set_visible(False)
-        for axes, (part, layers) in zip(row, parts.items()):
-            axes.set_title(part)
-            axes.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(3, integer=True))
+    for (recipe, product, operands), row in zip(rows, grid):
+        for axes, layers in zip(row, operands):
             for layer, values in sorted(layers.items()):
                 steps = sorted(values)
                 shade = shades(low + (high - low) * layer / max(1, last))
                 handles[layer], = axes.plot(steps, [numpy.mean(values[step]) for step in steps], color=shade,
                                             linewidth=1.5, marker="." if len(steps) < 3 else None)
-        row[0].set_ylabel(f"{short(recipe)}\nSQNR, dB")
+        row[0].set_ylabel(product)
+        row[2].annotate(short(recipe), (1.03, 0.5), xycoords="axes fraction", rotation=90, va="center", fontsize=9)
+    for axes, title in zip(grid[0], ("input", "weight", "gradient of the output")):
+        axes.set_title(title)
+    bottom, top = grid[0][0].get_ylim()
+    if top - bottom < 6:  # less than a bit is no difference to look at
+        grid[0][0].set_ylim((bottom + top) / 2 - 3, (bottom + top) / 2 + 3)
     figure.supxlabel("step", fontsize=11)
+    figure.supylabel("SQNR, dB", fontsize=11)
     shown = some_of(sorted(handles))
     figure.legend([handles[layer] for layer in shown], [f"layer {layer}" for layer in shown],
                   loc="outside upper right", ncols=len(shown))
@@ -271,8 +274,8 @@ PICTURES = [
      "sent there: nothing to see is an equal share. A row that keeps its colour is an expert that stays over- or "
      "underused."),
     ("error", "Quantization error", draw_error,
-     "The signal-to-quantization-noise ratio of what a recipe quantizes, by layer, mean over the seeds. Higher is "
-     "better; 6 dB are one bit. A line that falls names the layer whose values outgrow the format."),
+     "The signal-to-quantization-noise ratio of the operands of each product that a recipe quantizes, by layer, mean "
+     "over the seeds. Higher is better; 6 dB are one bit. A line that falls names what outgrows the format."),
 ]
 
 
@@ -303,7 +306,7 @@ body { background: var(--page); color: var(--ink); font: 16px/1.5 system-ui, san
        max-width: 60rem; padding: 1.5rem; }
 h1 { font-size: 1.6rem; line-height: 1.25; overflow-wrap: anywhere; } h2 { font-size: 1.2rem; margin: 2.2rem 0 0.4rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; } .wide { overflow-x: auto; }
-th, td { border-bottom: 1px solid var(--faint); padding: 0.35rem 0.8rem; text-align: right; white-space: nowrap; }
+th, td { border-bottom: 1px solid var(--faint); padding: 0.35rem 0.6rem; text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; } th { color: var(--soft); font-weight: 600; }
 figure { margin: 0; } figcaption, .note { color: var(--soft); max-width: 48rem; }
 img { display: block; height: auto; max-width: 100%; margin: 0.4rem 0; } pre { overflow-x: auto; }
@@ -350,14 +353,14 @@ def recipe_table(recipes):
 
 def run_table(recipes):
     rows = []
-    for recipe in recipes:
+    for index, recipe in enumerate(recipes):
         for run in recipe["runs"]:
             skipped = sum(e["event"] == "not_finite" for e in run["events"])
             rows.append([code(recipe), run["seed"], f"{number(run['eval_loss']):.4f}",
-                         percent(number(run["difference_percent"])), run["steps"], skipped,
+                         "base" if index == 0 else percent(number(run["difference_percent"])),
+                         f"{run['steps']}" + (f", {skipped} skipped" if skipped else ""),
                          f"{number(run['seconds']):.0f} s", *speed_and_memory(run)])
-    return table(["recipe", "seed", "held-out loss", "difference", "steps", "skipped", "time", "tokens/s",
-                  "peak memory"], rows)
+    return table(["recipe", "seed", "held-out loss", "difference", "steps", "time", "tokens/s", "peak memory"], rows)
 
 
 def picture(name, heading, how_to_read, forms, alt):

@@ -1,6 +1,7 @@
 #include "moxie/cli/inspect/print.h"
 
 #include <cmath>
+#include <sstream>
 
 #include "moxie/cli/file/json.h"
 #include "moxie/cli/text.h"
@@ -41,7 +42,7 @@ std::string bytes_text(int64_t bytes) { return human_bytes(static_cast<double>(b
 std::string shape_text(const std::vector<int64_t>& shape) {
   std::vector<std::string> sizes;
   for (const int64_t size : shape) sizes.push_back(std::to_string(size));
-  return "[" + join(sizes, ", ") + "]";
+  return std::string("[").append(join(sizes, ", ")).append("]");
 }
 
 std::string sqnr_text(const Quality& quality) {
@@ -57,7 +58,10 @@ std::string share_text(double part, double count) {
 
 std::string range_text(const Quality& quality) {
   if (!quality.has_scales()) return "-";
-  return "2^" + std::to_string(quality.smallest) + " .. 2^" + std::to_string(quality.largest);
+  std::ostringstream text;
+  text << "2^" << quality.smallest;
+  if (quality.smallest < quality.largest) text << " .. 2^" << quality.largest;
+  return text.str();
 }
 
 std::string about_checkpoint(const Inspection& inspection) {
@@ -65,14 +69,15 @@ std::string about_checkpoint(const Inspection& inspection) {
     const Saved saved = read_checkpoint_header(inspection.path);
     const Config& config = saved.config;
     const Position& at = saved.position;
-    return "checkpoint of moxie train: step " + std::to_string(at.step) + " of " +
-           std::to_string(config.steps) + ", " + std::to_string(at.window) +
-           " windows read of data " + at.data_fingerprint + ", " + human_time(at.seconds) +
-           " of training\npreset " + config.preset + ", recipe " + join(config.recipe, " ") +
-           ", seed " + std::to_string(config.seed) + "; dim " + std::to_string(config.dim) + ", " +
-           std::to_string(config.layers) + " layers, " + std::to_string(config.experts) +
-           " experts, top " + std::to_string(config.top_k) + ", hidden " +
-           std::to_string(config.hidden_dim) + "\n";
+    std::ostringstream text;
+    text << "checkpoint of moxie train: step " << at.step << " of " << config.steps << ", "
+         << at.window << " windows read of data " << at.data_fingerprint << ", "
+         << human_time(at.seconds) << " of training\n"
+         << "preset " << config.preset << ", recipe " << join(config.recipe, " ") << ", seed "
+         << config.seed << "; dim " << config.dim << ", " << config.layers << " layers, "
+         << config.experts << " experts, top " << config.top_k << ", hidden " << config.hidden_dim
+         << "\n";
+    return text.str();
   } catch (const Error& error) {  // its tensors can be looked at all the same
     return std::string(error.what()) + "\n";
   }
@@ -93,7 +98,7 @@ std::string list(const Inspection& inspection, const Total& total) {
   for (const auto& [entry, not_finite, qualities] : inspection.tensors)
     table.add({printable(entry.name), shape_text(entry.shape), entry.dtype,
                bytes_text(std::ssize(entry.bytes))});
-  table.add({"total: " + std::to_string(inspection.tensors.size()) + " tensors",
+  table.add({std::to_string(inspection.tensors.size()) + " tensors in all",
              human_count(static_cast<double>(total.elements)) + " elements", "",
              bytes_text(total.bytes)});
   return table.text();
@@ -114,11 +119,12 @@ std::string qualities(const Inspection& inspection, const Total& total) {
   for (const auto& [entry, not_finite, measured] : inspection.tensors) {
     if (measured.empty()) continue;
     ++count;
-    add(printable(entry.name) +
-            (not_finite == 0 ? "" : ": " + std::to_string(not_finite) + " elements are not finite"),
-        measured);
+    std::string name = printable(entry.name);
+    if (not_finite > 0)
+      name.append(": ").append(std::to_string(not_finite)).append(" elements are not finite");
+    add(name, measured);
   }
-  add("total: " + std::to_string(count) + " tensors", total.qualities);
+  add(std::to_string(count) + " tensors together", total.qualities);
   return table.text();
 }
 

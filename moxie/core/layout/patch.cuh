@@ -5,8 +5,8 @@
 #pragma once
 
 #include "moxie/core/format/bf16.cuh"
-#include "moxie/core/format/e4m3.cuh"
 #include "moxie/core/layout/peaks.cuh"
+#include "moxie/core/sm90/e4m3.cuh"
 
 namespace moxie::cuda {
 

@@ -2,8 +2,8 @@
 
 #include "moxie/core/base/parallel.h"
 #include "moxie/core/permute/backends.h"
+#include "moxie/core/quantize/quantize_tiles.h"
 #include "moxie/core/simd/pick_isa.h"
-#include "moxie/core/simd/quantize.h"
 
 #define MOXIE_ISA_BODY "moxie/core/permute/permute_cpu.inc"
 #include "moxie/core/simd/foreach_isa.h"

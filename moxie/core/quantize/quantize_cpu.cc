@@ -1,6 +1,6 @@
 #include "moxie/core/quantize/backends.h"
+#include "moxie/core/quantize/quantize_tiles.h"
 #include "moxie/core/simd/pick_isa.h"
-#include "moxie/core/simd/quantize.h"
 //
 #include "moxie/core/simd/foreach_isa.h"
 

@@ -1,6 +1,6 @@
 #include "moxie/core/base/parallel.h"
+#include "moxie/core/quantize/quantize_tiles.h"
 #include "moxie/core/simd/pick_isa.h"
-#include "moxie/core/simd/quantize.h"
 #include "moxie/core/swiglu/backends.h"
 
 #define MOXIE_ISA_BODY "moxie/core/swiglu/swiglu_cpu.inc"

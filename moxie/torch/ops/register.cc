@@ -16,7 +16,6 @@ void register_all(torch::Library& m) {
   register_quantize_weights(m);
   register_sum_groups(m);
   register_swiglu(m);
-  register_stats(m);
   register_fused(m);
   register_stats(m);
   register_gate_logits(m);

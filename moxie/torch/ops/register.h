@@ -15,7 +15,6 @@ void register_grouped_gemm(torch::Library& m);
 void register_quantize_weights(torch::Library& m);
 void register_sum_groups(torch::Library& m);
 void register_swiglu(torch::Library& m);
-void register_stats(torch::Library& m);
 void register_fused(torch::Library& m);
 void register_stats(torch::Library& m);
 void register_gate_logits(torch::Library& m);
