@@ -47,6 +47,7 @@ struct MXFP8GroupedMMConfig {
   ScaleCalculationMode scale_calculation_mode = ScaleCalculationMode::kRceil;
   bool pad_token_groups_for_grouped_mm = false;  // accepted, without effect: nothing is padded
   Block activations = {1, 32}, weights = {1, 32}, wgrad_dy = {32, 1}, wgrad_x = {32, 1};
+  bool weight_cache = false;  // weights are quantized by refresh(), not in every forward: convert.h
 
   bool operator==(const MXFP8GroupedMMConfig&) const = default;
 
@@ -62,6 +63,7 @@ struct FP8GroupedMMConfig {
   std::optional<at::ScalarType> out_dtype = std::nullopt;
   bool wgrad_with_hp = false;
   bool pad_token_groups_for_grouped_mm = false;
+  bool weight_cache = false;
 
   bool operator==(const FP8GroupedMMConfig&) const = default;
 

@@ -47,7 +47,7 @@ class Pattern {
 
 struct Rule {
   Pattern pattern;
-  const std::pair<std::string, std::optional<std::string>>& entry;
+  const NameToRecipe::value_type& entry;
   bool matched = false;
 };
 
@@ -77,10 +77,15 @@ std::string listed(const std::vector<std::string>& names) {
 std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes) {
   std::vector<Rule> rules;
   for (const auto& entry : recipes) {
-    if (entry.second) ops::with_op(kOp, [&] { ops::parse_recipe(*entry.second, kOp); });
+    if (entry.second) ops::with_op(kOp, [&] { ops::parse_recipe(entry.second->recipe, kOp); });
     rules.push_back({Pattern(entry.first), entry});
   }
-  std::vector<std::pair<nn::Quantizable*, Converted>> plan;
+  struct Step {
+    nn::Quantizable* module;
+    std::string name;
+    const ModuleRecipe& given;
+  };
+  std::vector<Step> plan;
   std::vector<std::string> names;
   for (const auto& item : model.named_modules("", /*include_self=*/false)) {
     auto* const module = dynamic_cast<nn::Quantizable*>(item.value().get());
@@ -94,17 +99,24 @@ std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& re
         "' is a torch::nn::Linear, which its owner holds as that type, so it cannot be "
         "replaced; declare it as moxie::nn::MxLinear, whose parameters have the same "
         "names, or leave it alone with nullopt");
-    plan.push_back({module, {item.key(), *rule->entry.second}});
+    plan.push_back({module, item.key(), *rule->entry.second});
   }
   for (const Rule& rule : rules)
     TORCH_CHECK_VALUE(rule.matched, kOp, ": no module that can take a recipe is called '",
                       rule.entry.first, "'; ", listed(names));
   std::vector<Converted> report;
-  for (auto& [module, converted] : plan) {
-    module->set_recipe(converted.recipe);
-    report.push_back(converted);
+  for (const auto& [module, name, given] : plan) {
+    module->set_recipe(given.recipe);
+    if (given.weight_cache) module->set_weight_cache(*given.weight_cache);
+    report.push_back({name, given.recipe});
   }
   return report;
+}
+
+void refresh(torch::nn::Module& model) {
+  for (const auto& module : model.modules())
+    if (auto* const quantizable = dynamic_cast<nn::Quantizable*>(module.get()))
+      quantizable->refresh();
 }
 
 }  // namespace moxie

@@ -20,9 +20,25 @@
 #include <utility>
 #include <vector>
 
+#include "moxie/torch/config.h"
+
 namespace moxie {
 
-using NameToRecipe = std::vector<std::pair<std::string, std::optional<std::string>>>;
+// A recipe's text, which leaves the module's weight cache as it is, or a config (config.h), which
+// decides about that too.
+struct ModuleRecipe {
+  ModuleRecipe(std::string text) : recipe(std::move(text)) {}
+  ModuleRecipe(const char* text) : recipe(text) {}
+  ModuleRecipe(const MXFP8GroupedMMConfig& config)
+      : recipe(config.recipe()), weight_cache(config.weight_cache) {}
+  ModuleRecipe(const FP8GroupedMMConfig& config)
+      : recipe(config.recipe()), weight_cache(config.weight_cache) {}
+
+  std::string recipe;
+  std::optional<bool> weight_cache = std::nullopt;
+};
+
+using NameToRecipe = std::vector<std::pair<std::string, std::optional<ModuleRecipe>>>;
 
 struct Converted {
   std::string name;    // of the module
@@ -30,5 +46,8 @@ struct Converted {
 };
 
 std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes);
+
+// Quantizes every cached weight of the model again: after each step of an optimizer.
+void refresh(torch::nn::Module& model);
 
 }  // namespace moxie

@@ -115,6 +115,40 @@ TEST(Quantize, GivesRecipesByNameAndByPatternAndSaysWhatItDid) {
     EXPECT_TRUE(parameter.value().grad().defined()) << parameter.key();
 }
 
+TEST(Quantize, GivesWeightCachesWithConfigsAndRefreshesThem) {
+  Model model;
+  const at::Tensor x = at::randn({20, 32});
+  quantize(*model, {{"up", MXLinearConfig{{.weight_cache = true}}},
+                    {"re:moe.*", MXFP8GroupedMMConfig{.weight_cache = true}},
+                    {"down", FP8GroupedMMConfig{.weight_cache = true}}});
+  EXPECT_TRUE(model->up->options().weight_cache && model->moe->experts->options().weight_cache);
+  const auto fresh = [&] {
+    Model other;
+    quantize(*other, {{"re:up|moe.*", "mxfp8_rceil"}, {"down", "fp8_rowwise"}});
+    const torch::NoGradGuard no_grad;
+    const auto parameters = model->named_parameters();
+    for (auto& parameter : other->named_parameters())
+      parameter.value().copy_(parameters[parameter.key()]);
+    return other(x);
+  };
+  EXPECT_TRUE(at::equal(model(x), fresh()));
+  model(x).sum().backward();
+  {
+    const torch::NoGradGuard no_grad;
+    for (const at::Tensor& parameter : model->parameters()) parameter.mul_(2);
+  }
+  EXPECT_FALSE(at::equal(model(x), fresh())) << "caches are not refreshed by themselves";
+  refresh(*model);
+  EXPECT_TRUE(at::equal(model(x), fresh()));
+  model->to(at::kBFloat16);
+  refresh(*model);
+  EXPECT_EQ(model->up(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
+  quantize(*model, {{"up", "mxfp8_floor"}});
+  EXPECT_TRUE(model->up->options().weight_cache) << "text leaves the cache as it is";
+  quantize(*model, {{"up", MXLinearConfig{}}});
+  EXPECT_FALSE(model->up->options().weight_cache);
+}
+
 TEST(Quantize, RefusesWhatMatchesNothingAStockLinearAndABadRecipeAndChangesNothing) {
   Model model;
   const auto convert = [&](const NameToRecipe& recipes) {

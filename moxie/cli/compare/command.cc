@@ -83,7 +83,7 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
 void check_recipes(const std::vector<PlannedRun>& runs) {
   for (const PlannedRun& run : runs)
     for (const auto& [pattern, recipe] : recipes_of(run.config))
-      if (recipe) ops::parse_recipe(*recipe, "--recipes");
+      if (recipe) ops::parse_recipe(recipe->recipe, "--recipes");
 }
 
 [[noreturn]] void stop(const std::string& what, const CompareFolder& folder) {

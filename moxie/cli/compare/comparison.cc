@@ -23,7 +23,7 @@ double number_of(const Json& json, const char* name) {
 }
 
 std::string percent(double value) {
-  return (value < 0 ? "" : "+") + fixed(value, kPercentDigits) + " %";
+  return std::string(value < 0 ? "" : "+") + fixed(value, kPercentDigits) + " %";
 }
 
 template <class Value>

@@ -181,10 +181,9 @@ Result Run::train() {
   const InterruptSignals signals;
   model_->train();
   while (position_.step < config_.steps) {
-    progress_->show(position_.step, position_.step == 0
-                                        ? ""
-                                        : "loss " + fixed(loss_, 3) + "  " +
-                                              human_count(tokens_per_s_) + " tokens/s");
+    const bool has_trained = tokens_per_s_ > 0;  // not at the start, nor right after a resume
+    const std::string speed = human_count(tokens_per_s_) + " tokens/s";
+    progress_->show(position_.step, has_trained ? "loss " + fixed(loss_, 3) + "  " + speed : "");
     std::optional<Stats> stats;
     if (is_due(config_.stats_every)) stats.emplace(*model_);
     step(stats ? &*stats : nullptr);

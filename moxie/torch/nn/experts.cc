@@ -58,10 +58,14 @@ void GroupedExpertsImpl::set_recipe(const std::string& recipe) {
   cache2_.emplace(w2, recipe);
 }
 
+void GroupedExpertsImpl::set_weight_cache(bool on) {
+  options_.weight_cache = on;
+  set_recipe(options_.recipe);
+}
+
 at::Tensor GroupedExpertsImpl::forward(const at::Tensor& rows,
                                        const std::optional<at::Tensor>& offs) {
-  if (cache13_ && cache13_->tensors()[0].device() != w13.device())
-    set_recipe(options_.recipe);  // the module has moved; the caches are none of its buffers
+  if (has_moved()) set_recipe(options_.recipe);
   std::optional<at::ArrayRef<at::Tensor>> quantized_w13, quantized_w2;
   if (cache13_) quantized_w13 = cache13_->tensors();
   if (cache2_) quantized_w2 = cache2_->tensors();
@@ -84,7 +88,12 @@ at::Tensor GroupedExpertsImpl::forward(const at::Tensor& rows,
                           .stats = stats_of(1, rows)});
 }
 
+bool GroupedExpertsImpl::has_moved() const {
+  return cache13_ && cache13_->tensors()[0].device() != w13.device();
+}
+
 void GroupedExpertsImpl::refresh() {
+  if (has_moved()) return set_recipe(options_.recipe);
   if (cache13_) cache13_->refresh();
   if (cache2_) cache2_->refresh();
 }

@@ -45,9 +45,10 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
 
   // rows [R, D] in groups -> [R, D]; without offs there is one expert
   at::Tensor forward(const at::Tensor& rows, const std::optional<at::Tensor>& offs = std::nullopt);
-  void refresh();
+  void refresh() override;
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;
+  void set_weight_cache(bool on) override;
   // Copies weights in, all of them or, where one does not fit, none.
   void load_weights(const ExpertWeights& weights);
 
@@ -55,6 +56,8 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   at::Tensor w13, w2;
 
  private:
+  bool has_moved() const;  // to another device than the caches, which are none of its buffers
+
   ExpertsOptions options_;
   std::optional<WeightCache> cache13_, cache2_;
 };

@@ -13,14 +13,15 @@ namespace moxie::nn {
 
 MxLinearImpl::MxLinearImpl(const MxLinearOptions& options)
     : Quantizable({"weight"}), options_(options) {
-  set_recipe(options.recipe);
   weight = register_parameter(
       "weight", at::empty({options.out_features, options.in_features}, options.tensor));
   const double bound = 1 / std::sqrt(static_cast<double>(options.in_features));
   torch::nn::init::uniform_(weight, -bound, bound);
-  if (!options.bias) return;
-  bias = register_parameter("bias", at::empty({options.out_features}, options.tensor));
-  torch::nn::init::uniform_(bias, -bound, bound);
+  if (options.bias) {
+    bias = register_parameter("bias", at::empty({options.out_features}, options.tensor));
+    torch::nn::init::uniform_(bias, -bound, bound);
+  }
+  set_recipe(options.recipe);
 }
 
 at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
@@ -28,6 +29,9 @@ at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
                     options_.in_features, "], got ", x.sizes());
   ops::GroupedMmOptions options{.recipe = options_.recipe, .stats = stats_of(0, x)};
   if (bias.defined()) options.bias = bias;
+  if (cache_ && cache_->tensors()[0].device() != weight.device())
+    set_recipe(options_.recipe);  // the module has moved; the cache is none of its buffers
+  if (cache_) options.quantized_w = cache_->tensors();
   const at::Tensor y =
       ops::grouped_mm(x.reshape({-1, options_.in_features}), weight.unsqueeze(0), options);
   std::vector<int64_t> sizes = x.sizes().vec();
@@ -36,8 +40,26 @@ at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
 }
 
 void MxLinearImpl::set_recipe(const std::string& recipe) {
-  ops::with_op("MxLinear", [&] { ops::parse_recipe(recipe, "MxLinear"); });
+  const ops::Recipe parsed =
+      ops::with_op("MxLinear", [&] { return ops::parse_recipe(recipe, "MxLinear"); });
   options_.recipe = recipe;
+  cache_.reset();
+  if (options_.weight_cache && parsed.quantizes()) cache_.emplace(weight.unsqueeze(0), recipe);
+}
+
+void MxLinearImpl::set_weight_cache(bool on) {
+  options_.weight_cache = on;
+  set_recipe(options_.recipe);
+}
+
+void MxLinearImpl::refresh() {
+  if (!cache_) return;
+  // Of the weight as it is now: the view that the cache was made of is of what it was before any
+  // to(), on this device or another.
+  const auto tensors = cache_->tensors();
+  if (tensors[0].device() != weight.device()) return set_recipe(options_.recipe);
+  ops::quantize_weights_out(weight.detach().unsqueeze(0), options_.recipe, tensors[0], tensors[1],
+                            tensors[2], tensors[3]);
 }
 
 }  // namespace moxie::nn

@@ -5,7 +5,10 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include <optional>
+
 #include "moxie/torch/nn/quantizable.h"
+#include "moxie/torch/weight_cache.h"
 
 namespace moxie::nn {
 
@@ -14,6 +17,7 @@ struct MxLinearOptions {
   int64_t out_features = 0;
   bool bias = true;
   std::string recipe = "mxfp8_rceil_128";
+  bool weight_cache = false;  // then call refresh() after every optimizer step
   at::TensorOptions tensor = {};
 };
 
@@ -24,6 +28,8 @@ class MxLinearImpl : public torch::nn::Module, public Quantizable {
   at::Tensor forward(const at::Tensor& x);  // [.., in] -> [.., out]
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;
+  void set_weight_cache(bool on) override;
+  void refresh() override;
 
   const MxLinearOptions& options() const { return options_; }
   at::Tensor weight;  // [out, in]
@@ -31,6 +37,7 @@ class MxLinearImpl : public torch::nn::Module, public Quantizable {
 
  private:
   MxLinearOptions options_;
+  std::optional<WeightCache> cache_;  // of weight, as a stack of one
 };
 TORCH_MODULE(MxLinear);
 

@@ -16,6 +16,9 @@ class Quantizable {
   virtual const std::string& recipe() const = 0;
   // "bf16" turns quantization off. Refuses a recipe that there is none of.
   virtual void set_recipe(const std::string& recipe) = 0;
+  // While on, weights are quantized here and by refresh(), and by no forward (weight_cache.h).
+  virtual void set_weight_cache(bool on) = 0;
+  virtual void refresh() = 0;
 
   // While on, forward and backward add to stats() what quantization loses of each operand. Results
   // stay what they are, and nothing waits for the device.
