@@ -273,7 +273,7 @@ def test_a_recipe_that_is_none_is_refused(tmp_path):
     error = run("inspect", path, "--recipes", "mxfp4", code=2).stderr
     assert "there is no recipe 'mxfp4'" in error and "mxfp8_rceil_128" in error
     variant = "mxfp8_rceil_128:rule=floor"
-    assert list(run_json("inspect", "--recipes", variant, "bf16", path)["total"]["recipes"]) == [variant, "bf16"]
+    assert list(run_json("inspect", path, "--recipes", variant, "bf16")["total"]["recipes"]) == [variant, "bf16"]
 
 
 @pytest.mark.parametrize("command", ("info", "inspect"))

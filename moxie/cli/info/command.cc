@@ -31,7 +31,7 @@ constexpr const char* kMore =
 constexpr const char* kPaths =
     "emulated: operands are quantized, decoded and multiplied by the device's own bf16 product: "
     "the\n"
-    "numerics of the recipe, the time of bf16. sm90, sm100: FP8 tensor cores.";
+    "numerics of the recipe, the time of bf16 and the quantizers. sm90, sm100: FP8 tensor cores.";
 
 struct Flags {
   int64_t n = 2048, k = 7168;

@@ -29,8 +29,8 @@ constexpr const char* kMore =
     "  moxie inspect model.safetensors --recipes mxfp8_rceil mxfp8_floor bf16\n"
     "  moxie inspect model.safetensors --json | jq '.tensors[].name'\n"
     "\n"
-    "Float tensors of 2 or 3 dims are measured as weights. docs/INSPECT.md says what the numbers\n"
-    "mean.";
+    "FILE comes first: --recipes and --tensor take every word that follows them. Float tensors of\n"
+    "2 or 3 dims are measured as weights; docs/INSPECT.md says what the numbers mean.";
 
 constexpr int64_t kMiB = 1 << 20;
 constexpr int64_t kManyMiB = 64;  // above it there is something to wait for
