@@ -127,7 +127,7 @@ const std::vector<Field>& fields() {
       {"head_dim", Part::kModel, &C::head_dim, "width of a head", 2, 1024},
       {"experts", Part::kModel, &C::experts, "experts of a layer; 0: every layer is dense", 0,
        1024},
-      {"top_k", Part::kModel, &C::top_k, "experts that a token goes to", 1, 128},
+      {"top_k", Part::kModel, &C::top_k, "experts that a token goes to", 1, 64},
       {"hidden_dim", Part::kModel, &C::hidden_dim, "hidden width of an expert", 1, 1 << 20},
       {"shared_hidden_dim", Part::kModel, &C::shared_hidden_dim,
        "hidden width of the expert that every token passes; 0: none", 0, 1 << 20},
