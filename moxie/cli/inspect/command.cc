@@ -69,15 +69,12 @@ bool is_measured(const TensorEntry& entry, const Flags& flags) {
          (!flags.patterns.empty() || !entry.name.starts_with("adam."));
 }
 
-int64_t mebibytes(const TensorEntry& entry) { return std::ssize(entry.bytes) / kMiB; }
-
 class Inspector {
  public:
   Inspector(const Flags& flags, const Safetensors& file) : flags_(flags) {
-    int64_t total = 0;
     for (const TensorEntry& entry : file.tensors)
-      if (is_listed(entry) && is_measured(entry, flags)) total += mebibytes(entry);
-    if (total >= kManyMiB) progress_.emplace("inspect (MiB)", 0, total);
+      if (is_listed(entry) && is_measured(entry, flags)) total_ += std::ssize(entry.bytes);
+    if (total_ >= kManyMiB * kMiB) progress_.emplace("inspect (MiB)", 0, mebibytes(total_));
   }
 
   bool is_listed(const TensorEntry& entry) const {
@@ -87,21 +84,26 @@ class Inspector {
   InspectedTensor inspect(const TensorEntry& entry) {
     InspectedTensor seen{.entry = entry};
     if (!is_measured(entry, flags_)) return seen;
-    if (progress_) progress_->show(done_, printable(entry.name));
     seen.qualities.resize(flags_.recipes.size());
     for_each_piece(tensor_of(entry), [&](const at::Tensor& piece) {
       seen.not_finite += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
       for (size_t i = 0; i < flags_.recipes.size(); ++i)
         seen.qualities[i].add(measure(piece, flags_.recipes[i]));
+      done_ += piece.numel() * bytes_per_element(entry.dtype);
+      if (progress_) progress_->show(mebibytes(done_), printable(entry.name));
     });
-    done_ += mebibytes(entry);
     return seen;
   }
 
  private:
+  // Rounded up at the end alone: the last line of progress comes once.
+  int64_t mebibytes(int64_t bytes) const {
+    return bytes == total_ ? (bytes + kMiB - 1) / kMiB : bytes / kMiB;
+  }
+
   const Flags& flags_;
   std::optional<Progress> progress_;
-  int64_t done_ = 0;
+  int64_t total_ = 0, done_ = 0;  // bytes
 };
 
 void run(const Flags& flags) {
