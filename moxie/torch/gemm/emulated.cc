@@ -72,6 +72,7 @@ class Panelled {
 
   struct Range {
     int64_t matrix, first_outer, outers, first_k, ks;
+    int64_t live_ks;  // the rest of them is padding, whatever it holds
   };
   Tensor decode(const Range& range, const Exec& exec) {
     const int64_t count = range.outers * range.ks;
@@ -84,6 +85,7 @@ class Panelled {
                    .first_k = range.first_k,
                    .out = float_view(out)},
                   exec);
+    if (range.live_ks < range.ks) out.narrow(1, range.live_ks, range.ks - range.live_ks).zero_();
     return out;
   }
 
@@ -94,20 +96,24 @@ class Panelled {
 };
 
 // out[i, j] = a[i] . b[j] over [first_k, first_k + ks): i counts rows from first_a, j all of b.
+// Rows of out behind those may be overwritten.
 struct PanelProduct {
-  int64_t matrix, first_a, rows, first_k, ks;
+  int64_t matrix, first_a, rows, first_k, ks, live_ks;
   OptionalTensor bias;  // [all of b]
   bool add;
 };
 
 void multiply_panels(const PanelProduct& what, Panelled& a, Panelled& b, const Tensor& out,
                      const Exec& exec) {
+  const at::ScalarType dtype = out.scalar_type();
   for (int64_t i = 0; i < what.rows; i += kPanelRows) {
-    const int64_t rows = min(kPanelRows, what.rows - i);
-    const Tensor left = a.decode({0, what.first_a + i, rows, what.first_k, what.ks}, exec);
+    const int64_t rows = computed_rows(min(kPanelRows, what.rows - i), out.size(0) - i, dtype);
+    const Tensor left =
+        a.decode({0, what.first_a + i, rows, what.first_k, what.ks, what.live_ks}, exec);
     for (int64_t j = 0; j < b.outer(); j += kPanelRows) {
       const int64_t cols = min(kPanelRows, b.outer() - j);
-      const Tensor right = b.decode({what.matrix, j, cols, what.first_k, what.ks}, exec).t();
+      const Tensor right =
+          b.decode({what.matrix, j, cols, what.first_k, what.ks, what.live_ks}, exec).t();
       Tensor to = out.narrow(0, i, rows).narrow(1, j, cols);
       if (what.add)
         to.addmm_(left, right);
@@ -136,7 +142,9 @@ Tensor multiply_by_panels(const PassArgs& args) {
                        .first_a = 0,
                        .rows = a.outer(),
                        .first_k = panel.padded,
-                       .ks = panel.rows,
+                       // No further than the padding, which fills a block along k.
+                       .ks = round_up(panel.rows, ragged_step(args.dtype)),
+                       .live_ks = panel.rows,
                        .bias = {},
                        .add = args.add_to.has_value()},
                       a, b, out.select(0, g), scope.exec());
@@ -147,11 +155,13 @@ Tensor multiply_by_panels(const PassArgs& args) {
                       .rows = panel.rows,
                       .first_k = 0,
                       .ks = a.k(),
+                      .live_ks = a.k(),
                       .bias = {},
                       .add = false};
     if (args.bias)
       what.bias = (args.bias->dim() == 2 ? args.bias->select(0, g) : *args.bias).to(args.dtype);
-    multiply_panels(what, a, b, out.narrow(0, panel.begin, panel.rows), scope.exec());
+    multiply_panels(what, a, b, out.narrow(0, panel.begin, args.num_rows - panel.begin),
+                    scope.exec());
   }
   const int64_t covered = panel.begin + panel.rows;
   if (!wgrad) out.narrow(0, covered, args.num_rows - covered).zero_();

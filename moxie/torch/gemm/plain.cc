@@ -16,6 +16,15 @@ Tensor PassArgs::allocate() const {
 
 namespace {
 
+// A group's rows with rows of zeros behind them; add nothing to a product along the rows.
+Tensor with_zeros(const Tensor& rows, int64_t count) {
+  if (rows.size(0) == count) return rows;
+  const Tensor copy = at::empty({count, rows.size(1)}, rows.options());
+  copy.narrow(0, 0, rows.size(0)).copy_(rows);
+  copy.narrow(0, rows.size(0), count - rows.size(0)).zero_();
+  return copy;
+}
+
 // One product per group.
 Tensor multiply_cpu(const PassArgs& args) {
   const Tensor out = args.allocate();
@@ -28,18 +37,21 @@ Tensor multiply_cpu(const PassArgs& args) {
   Panel panel = first_panel();
   for (int64_t g = 0; g < panels.count; ++g) {
     panel = next_panel(panels, panel, 1);
-    const Tensor rows = a.narrow(0, panel.begin, panel.rows);
     if (wgrad) {
+      const int64_t depth = round_up(panel.rows, ragged_step(out.scalar_type()));
+      const Tensor dy = with_zeros(a.narrow(0, panel.begin, panel.rows), depth);
+      const Tensor x = with_zeros(b.narrow(0, panel.begin, panel.rows), depth);
       Tensor to = out.select(0, g);
-      const Tensor x = b.narrow(0, panel.begin, panel.rows);
       if (args.add_to)
-        to.addmm_(rows.t(), x);
+        to.addmm_(dy.t(), x);
       else
-        at::mm_out(to, rows.t(), x);
+        at::mm_out(to, dy.t(), x);
       continue;
     }
     if (panel.rows == 0) continue;
-    Tensor to = out.narrow(0, panel.begin, panel.rows);
+    const int64_t count = computed_rows(panel.rows, args.num_rows - panel.begin, out.scalar_type());
+    const Tensor rows = a.narrow(0, panel.begin, count);
+    Tensor to = out.narrow(0, panel.begin, count);
     const Tensor w = args.pass == Pass::kForward ? b.select(0, g).t() : b.select(0, g);
     if (args.bias) {
       const Tensor bias = args.bias->dim() == 2 ? args.bias->select(0, g) : *args.bias;

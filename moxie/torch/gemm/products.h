@@ -1,6 +1,7 @@
 // The three passes on each path. Arguments arrive checked; nothing here is differentiable.
 #pragma once
 
+#include "moxie/core/base/math.h"
 #include "moxie/core/gemm/product.h"
 #include "moxie/torch/gemm/operands.h"
 
@@ -26,6 +27,17 @@ struct PassArgs {
 inline GemmOperand gemm_operand(const Quantized& operand, OperandForm as) {
   return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale),
           outer_of(as.block, as.form), k_of(as.block, as.form)};
+}
+
+// What a ragged size of a product on a CPU is rounded up to. oneDNN compiles a kernel for every new
+// size in bf16, which takes as long as a small product does; this way there are few of them.
+constexpr int64_t ragged_step(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 32 : 1; }
+
+// Rows that are computed for a group: as many, but none past the last there is. The additional
+// ones belong to the groups that follow, and those come later.
+inline int64_t computed_rows(int64_t rows, int64_t left, at::ScalarType dtype) {
+  const int64_t rounded = round_up(rows, ragged_step(dtype));
+  return rounded <= left ? rounded : rows;
 }
 
 // Operands in high precision and natural order: at::mm per group on a CPU, torch's grouped product
