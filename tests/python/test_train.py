@@ -334,7 +334,7 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
 
 def test_help_is_something_to_learn_from():
     text = run("train", "--help").stdout
-    assert "Examples:" in text and "--resume" in text and "tiny: " in text and "[0.003]" in text
+    assert "Examples:" in text and "--resume" in text and "tiny: " in text and "[0.001]" in text
     assert run("--help").returncode == 0 and "Exit codes" in run("--help").stdout
     done = run("trian")
     assert done.returncode == 2

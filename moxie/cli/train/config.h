@@ -17,7 +17,7 @@ struct Config {
   // the model
   int64_t vocab = 256;
   int64_t dim = 128;
-  int64_t layers = 4;
+  int64_t layers = 2;
   int64_t heads = 4;
   int64_t kv_heads = 2;
   int64_t head_dim = 32;
@@ -27,9 +27,9 @@ struct Config {
   int64_t shared_hidden_dim = 0;
   int64_t dense_layers = 0;
   int64_t dense_hidden_dim = 512;
-  std::string score = "softmax";
+  std::string score = "sigmoid";
   std::string balance = "bias";
-  double bias_rate = 1e-3;
+  double bias_rate = 1e-2;
   double loss_weight = 1e-2;
   double z_loss_weight = 0;
   double rope_theta = 10000;
@@ -39,12 +39,12 @@ struct Config {
   int64_t seq_len = 128;
   double held_out = 0.05;
   // the training
-  int64_t steps = 300;
+  int64_t steps = 800;
   int64_t batch = 16;
   int64_t accumulate = 1;
-  double lr = 3e-3;
-  double min_lr = 0.1;
-  int64_t warmup = 20;
+  double lr = 1e-3;
+  double min_lr = 0;
+  int64_t warmup = 80;
   double beta1 = 0.9;
   double beta2 = 0.95;
   double eps = 1e-8;
