@@ -128,11 +128,11 @@ def begin_report(script: str, options: argparse.Namespace) -> dict:
 
 
 def report_text(report: dict) -> str:
-    """JSON with a line per field, and in `rows` a line per row."""
+    """JSON with a line per field, and in `rows` and `curves` a line per row."""
     fields = []
     for name, value in report.items():
         text = json.dumps(value)
-        if name == "rows":
+        if name in ("rows", "curves"):
             text = "[\n" + ",\n".join("  " + json.dumps(row) for row in value) + "\n]"
         fields.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"

@@ -60,9 +60,10 @@ from moxie.config import (
     MXLinearRecipeName,
     ScaleCalculationMode,
 )
-from moxie.convert import LM_SKIP as LM_SKIP, quantize_, refresh_, refresh_after, unquantize_
+from moxie.convert import LM_SKIP as LM_SKIP, quantize_, unquantize_
 from moxie.fqn import FqnToConfig
 from moxie.linear import MXLinear
+from moxie.refresh import refresh_, refresh_after
 from moxie import mx_load as mx_load  # so that torch.load(weights_only=True) knows MXTensor
 
 __version__ = "0.1.0"

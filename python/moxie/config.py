@@ -146,8 +146,10 @@ def _block_recipe(op: str, config: "Union[MXFP8GroupedMMConfig, MXLinearConfig]"
     rule = _member(op, "scale_calculation_mode", ScaleCalculationMode, config.scale_calculation_mode)
     object.__setattr__(config, "kernel_preference", kernels)
     object.__setattr__(config, "scale_calculation_mode", rule)
+    if not isinstance(config.wgrad_with_hp, bool):
+        raise TypeError(f"{op}: wgrad_with_hp must be True or False, got {config.wgrad_with_hp!r}")
     return Recipe(
-        rule=rule.value, kernels=kernels.value, out=_out(op, config.out_dtype), wgrad_with_hp=bool(config.wgrad_with_hp),
+        rule=rule.value, kernels=kernels.value, out=_out(op, config.out_dtype), wgrad_with_hp=config.wgrad_with_hp,
         activations=config.activations, weights=config.weights, wgrad_dy=config.wgrad_dy, wgrad_x=config.wgrad_x)
 
 
@@ -253,6 +255,8 @@ class MXLinearConfig:
 
     def __post_init__(self):
         self.to_recipe()
+        if self.weight_cache not in (False, True):
+            raise ValueError(f"MXLinearConfig: weight_cache must be False or True, got {self.weight_cache!r}")
 
     @classmethod
     def from_recipe_name(cls, recipe_name: Union[MXLinearRecipeName, str]) -> "MXLinearConfig":

@@ -8,6 +8,7 @@ from typing import Optional, Union
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from moxie.config import AnyConfig, GroupedMMConfig, MXLinearConfig, recipe_of, wants_cache
 from moxie.converted import Conversion, is_converted
@@ -108,7 +109,8 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
             yield Target(module, fqn, "w13", False)
         elif _holds_experts(module):
             for name, parameter in module._parameters.items():
-                target = Target(module, fqn, name, False)
+                is_weight = parameter is None or parameter.is_floating_point()
+                target = Target(module, fqn, name, False, "" if is_weight else f"its dtype is {parameter.dtype}")
                 if parameter is not None and (parameter.dim() == 3 or parameter.dim() == 2 and target.parameter_fqn in named):
                     yield target
 
@@ -125,7 +127,8 @@ def quantize_(
     Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm,
     F.grouped_mm, F.linear, matmul, mm, bmm and addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig
     for the 3D parameters, and a recipe, by name or not, for both. `filter_fn(module, name)` chooses modules instead; `skip`,
-    patterns of names, leaves linears alone when there is none. An `FqnToConfig` chooses by name. What matches nothing is refused.
+    patterns of whole names, leaves linears alone when there is none. An `FqnToConfig` chooses by name. What matches nothing is
+    refused.
 
     >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
     >>> print(moxie.quantize_(model, "mxfp8_rceil"))
@@ -136,6 +139,11 @@ def quantize_(
     if not isinstance(model, nn.Module):
         raise TypeError(f"{_OP}: model must be an nn.Module, got {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)  # of a compiled one
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{_OP}: {name} has no shape yet; give the model a first batch, and convert it then")
+    if skip and skip is not LM_SKIP and (filter_fn is not None or hasattr(config, "fqn_to_config")):
+        raise ValueError(f"{_OP}: skip is for a call without filter_fn and without an FqnToConfig, which choose on their own")
     if hasattr(config, "fqn_to_config"):
         if filter_fn is not None:
             raise ValueError(f"{_OP}: with an FqnToConfig filter_fn must be None, because its keys choose")
@@ -161,7 +169,9 @@ Choice = tuple[Target, Optional[AnyConfig], str]  # what, with what, and if with
 
 def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: Optional[FilterFn], skip: Sequence[str]) -> list[Choice]:
     chosen: list[Choice] = []
-    for target in targets_of(model):
+    targets = list(targets_of(model))
+    _check_skip(skip, [target.fqn for target in targets if target.is_linear])
+    for target in targets:
         reason = target.obstacle
         if filter_fn is not None:
             reason = reason or ("" if filter_fn(target.module, target.module_fqn) else "filter_fn says no")
@@ -174,18 +184,36 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: Optional[F
         chosen.append((target, None if reason else config, reason))
     if not any(one is not None for _, one, _ in chosen):
         why = "; ".join(f"{target.fqn or '(root)'}: {reason}" for target, _, reason in chosen[:5])
+        others = [name or "(root)" for name, module in model.named_modules() if filter_fn is not None and filter_fn(module, name)]
+        hint = f"; filter_fn chooses {others[0]}, and is asked about the modules inside that hold the weights" if others else ""
         raise ValueError(f"{_OP}: nothing to convert: the model has {len(chosen)} linears and 3D parameters, and none of them is "
-                         f"chosen{f' ({why})' if why else ''}")
+                         f"chosen{f' ({why})' if why else ''}{hint}")
     return chosen
+
+
+def _check_skip(skip: Sequence[str], linears: list[str]) -> None:
+    """A pattern of our own may match nothing in a model; one that was given may not."""
+    if isinstance(skip, str):
+        raise TypeError(f"{_OP}: skip must be a list of patterns, got {skip!r}; a list of one is [{skip!r}]")
+    for pattern in skip:
+        try:
+            matches = any(re.fullmatch(pattern, name) for name in linears)
+        except re.error as error:
+            raise ValueError(f"{_OP}: {pattern!r} in skip is no regular expression: {error}") from None
+        if not matches and pattern not in LM_SKIP:
+            raise ValueError(f"{_OP}: {pattern!r} in skip matches the whole name of no linear{closest(pattern, linears)}; an "
+                             "FqnToConfig leaves parameters of experts alone")
 
 
 def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
     keys = config.fqn_to_config
+    if all(one is None for one in keys.values()):
+        raise ValueError(f"{_OP}: nothing to convert: every key says None; {DEFAULT!r} is the key of all that no other matches")
     targets = list(targets_of(model, named=list(keys)))
     decided = [matching_key(config, target.parameter_fqn, target.module_fqn) for target in targets]
     names = [name for name, _ in model.named_modules() if name]
     names += [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    _check_keys(config, targets, decided, names)
+    _check_keys(config, targets, decided, names, _other_names(model))
     chosen: list[Choice] = []
     for target, key in zip(targets, decided):
         one = None if key is None else keys[key]
@@ -207,11 +235,22 @@ def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
     return chosen
 
 
-def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str]) -> None:
+def _other_names(model: nn.Module) -> dict[str, str]:
+    """From each name of a module but its first, under which it is converted, to that one."""
+    first: dict[int, str] = {}
+    names = [(name, first.setdefault(id(module), name)) for name, module in model.named_modules(remove_duplicate=False)]
+    return {name: known for name, known in names if name != known}
+
+
+def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str],
+                other_names: dict[str, str]) -> None:
     for key in config.fqn_to_config:
         if key == DEFAULT:
             continue
         matched = names_matched(key, names)
+        for name in (key, key.rpartition(".")[0]):
+            if key not in decided and name in other_names:
+                raise ValueError(f"{_OP}: key {key!r} is of a module with two names; its first is {other_names[name]!r}")
         if not matched:
             raise ValueError(f"{_OP}: key {key!r} matches no module and no parameter of the model{closest(key, names)}")
         for target in targets:
@@ -246,6 +285,13 @@ def _check(chosen: list[Choice]) -> None:
         if not target.is_linear and not is_converted(target.parameter) and type(target.parameter) is not nn.Parameter:
             raise TypeError(f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; "
                             "convert a model before it is sharded")
+        if wants_cache(config) and target.kind == "parameter":
+            taken = getattr(target.module, f"{target.name}_cache", None)
+            if target.parameter.dim() == 2:
+                raise ValueError(f"{_OP}: {target.fqn} is a matrix, and weight_cache is for linears and 3D parameters")
+            if hasattr(target.module, f"{target.name}_cache") and not isinstance(taken, WeightCache):
+                raise ValueError(f"{_OP}: the weight cache of {target.fqn} would be its module's {target.name}_cache, which there "
+                                 f"is already, a {type(taken).__name__}")
         if 0 in target.parameter.shape:
             raise ValueError(f"{_OP}: {target.parameter_fqn} must not be empty, got {tuple(target.parameter.shape)}")
 
@@ -285,35 +331,3 @@ def unquantize_(model: nn.Module) -> nn.Module:
         for name in list(module.__dict__.get("_moxie_converted", ())):
             restore_parameter_(module, name)
     return model
-
-
-def weight_caches(model: nn.Module) -> list[WeightCache]:
-    return [module for module in model.modules() if isinstance(module, WeightCache)]
-
-
-def refresh_(model: nn.Module) -> None:
-    """Quantizes every cached weight of the model again: after loading a state dict, or any change that no optimizer made.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
-    >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
-    >>> with torch.no_grad():
-    ...     model[0].weight.zero_()[0, :2].tolist()
-    [0.0, 0.0]
-    >>> moxie.refresh_(model)
-    """
-    for cache in weight_caches(model):
-        cache.refresh_()
-
-
-def refresh_after(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refreshes the weight caches of the model after every step of the optimizer.
-
-    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
-    >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
-    >>> moxie.refresh_after(model, torch.optim.AdamW(model.parameters()))
-    """
-    caches = weight_caches(model)
-    if not caches:
-        raise ValueError("refresh_after: the model has no weight cache; weight_cache=True in a config asks for one")
-    for cache in caches:
-        cache.refresh_after(optimizer)

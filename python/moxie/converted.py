@@ -6,7 +6,7 @@ product finds the conversion however the model writes it. Every other op gives w
 
 import copy
 import warnings
-from typing import Any, Callable, Optional
+from typing import Callable, Optional
 
 import torch
 import torch.nn.functional as F
@@ -26,6 +26,7 @@ class Conversion:
         self.cache: Optional[WeightCache] = None
         self.cache_is_turned = wants_cache(config) == "kn"
         self.used = False  # by a product, in eager mode
+        self.ended = False  # undone, or replaced by another
 
     def __repr__(self) -> str:
         return f"Conversion({self.name!r}, {self.config!r})"
@@ -55,7 +56,9 @@ class _Converted:
             return out  # what a state dict holds
         if isinstance(out, (tuple, list)):
             return type(out)([_mark(part, args[0], None) for part in out])
-        return _mark(out, args[0], turn(args, kwargs))
+        if not isinstance(out, Tensor) or out.dim() == 0:
+            return out  # the name of its type; an element, which is printed as a number
+        return _mark(out, args[0], turn(args, kwargs, out))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -68,9 +71,12 @@ class _Converted:
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
+        """Saved as a plain tensor or parameter, which torch.load(weights_only=True) takes; its module saves the conversion."""
         with torch._C.DisableTorchFunctionSubclass():
-            data = self.detach()
-        return _rebuild, (type(self), data, self.requires_grad, isinstance(self, nn.Parameter), dict(self.__dict__))
+            data = self.detach().requires_grad_(self.requires_grad)
+        plain = nn.Parameter(data, self.requires_grad) if isinstance(self, nn.Parameter) else data
+        plain.__dict__.update({name: value for name, value in self.__dict__.items() if name not in _OURS})
+        return plain.__reduce_ex__(protocol)
 
 
 class ConvertedTensor(_Converted, Tensor):
@@ -81,11 +87,12 @@ class ConvertedParameter(_Converted, nn.Parameter):
     """A parameter whose products run through Moxie."""
 
 
-def _rebuild(cls: type, data: Tensor, requires_grad: bool, is_parameter: bool, state: dict[str, Any]) -> Tensor:
-    out = nn.Parameter(data, requires_grad) if is_parameter else data.requires_grad_(requires_grad)
-    out.__class__ = cls
-    out.__dict__.update(state)
-    return out
+_OURS = ("_moxie", "_moxie_turned", "_is_param")  # of the attributes that users may add to
+
+
+def tag(parameter: nn.Parameter, conversion: Conversion, turned: Optional[bool] = False) -> None:
+    parameter._moxie, parameter._moxie_turned = conversion, turned
+    parameter.__class__ = ConvertedParameter
 
 
 def _mark(out: Tensor, origin: Tensor, turned: Optional[bool]) -> Tensor:
@@ -102,25 +109,30 @@ def _mark(out: Tensor, origin: Tensor, turned: Optional[bool]) -> Tensor:
 _LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 
 
-def _turned_by_dims(args, kwargs) -> Optional[bool]:
+def _turned_by_dims(args, kwargs, out) -> Optional[bool]:
     dims = tuple(args[1:]) + tuple(kwargs.values())
     return True if args[0].dim() == 3 and dims in _LAST_TWO else None
 
 
-def _turned_by_permute(args, kwargs) -> Optional[bool]:
+def _turned_by_permute(args, kwargs, out) -> Optional[bool]:
     dims = args[1:] if len(args) > 2 else tuple(args[1]) if len(args) == 2 else tuple(kwargs.get("dims", ()))
     return True if tuple(dims) in ((0, 2, 1), (0, -1, -2)) else None
 
 
-def _same(args, kwargs) -> Optional[bool]:
+def _same(args, kwargs, out) -> Optional[bool]:
     return False
 
 
-def _turned(args, kwargs) -> Optional[bool]:
+def _turned(args, kwargs, out) -> Optional[bool]:
     return True
 
 
-def _part(args, kwargs) -> Optional[bool]:
+def _cast(args, kwargs, out) -> Optional[bool]:
+    same = (out.dtype, out.device) == (args[0].dtype, args[0].device) and "copy" not in kwargs
+    return False if same else None  # where nothing changes, torch gives back what it got; a copy may be written to
+
+
+def _part(args, kwargs, out) -> Optional[bool]:
     return None
 
 
@@ -132,9 +144,10 @@ def _views() -> dict[Callable, Callable]:
         _turned_by_dims: "transpose swapaxes swapdims",
         _turned_by_permute: "permute",
         _turned: "adjoint",
-        _same: "detach contiguous clone",
+        _same: "detach contiguous",
+        _cast: "to type type_as bfloat16 float cuda cpu",
         _part: "t select narrow unbind chunk split tensor_split view view_as reshape unsqueeze squeeze flatten unflatten expand "
-               "movedim moveaxis to type type_as bfloat16 float cuda cpu empty_like index_select",
+               "movedim moveaxis clone empty_like index_select",
     }
     for turn, functions in names.items():
         for name in functions.split():
@@ -155,14 +168,16 @@ _DETACH = (torch.Tensor.detach, torch.detach)
 def _cache_of(w: Tensor, turned: bool) -> Optional[WeightCache]:
     """w's cache, if w is the whole parameter in the orientation that was cached: `turned` says how the product took it."""
     conversion = w._moxie
-    if conversion.cache is None or w._moxie_turned is None:
+    if conversion.cache is None:
         return None
-    if (w._moxie_turned != turned) == conversion.cache_is_turned:
+    if w._moxie_turned is not None and (w._moxie_turned != turned) == conversion.cache_is_turned:
         return conversion.cache
     if not torch.compiler.is_compiling():
         stored, other = ("[G, K, N]", True) if conversion.cache_is_turned else ("[G, N, K]", "kn")
-        warnings.warn(f"{conversion.name}: the weight cache takes it for {stored}, and the model multiplies by it as the other "
-                      f"order; weight_cache={other!r} is right for it. Until then it is quantized in every forward.", stacklevel=2)
+        why = (f"the weight cache takes it for {stored}, and the model multiplies by it as the other order; "
+               f"weight_cache={other!r} is right for it. Until then" if w._moxie_turned is not None else
+               "the weight cache is of the whole parameter, and the model multiplies by a part or a copy of it, so")
+        warnings.warn(f"{conversion.name}: {why} it is quantized in every forward.", stacklevel=2)
     return None
 
 
@@ -178,6 +193,7 @@ def _multiply(x: Tensor, w: Tensor, turned: bool, offs=None, bias=None, dtype=No
 def _multiply_2d(x: Tensor, w: Tensor, turned: bool, bias=None) -> Tensor:
     """x [..., K] times one matrix [N, K] (turned: [K, N])."""
     conversion = w._moxie
+    _cache_of(w, turned)  # there is none of a matrix: it only warns
     if not torch.compiler.is_compiling():
         conversion.used = True
     w = w.t() if turned else w
@@ -193,8 +209,14 @@ def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None, *, turned: bool
     return y.view(groups, rows, y.shape[1])
 
 
+def _multiplies(w: Tensor, x: Tensor) -> bool:
+    """Whether w is a converted weight and x activations. A product of two weights (a regularizer, an adapter that is merged) is
+    torch's own, and so is that of what outlives its conversion, as what FSDP2 gathers does."""
+    return isinstance(w, _Converted) and not isinstance(x, _Converted) and not w._moxie.ended
+
+
 def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):  # noqa: A002 (torch's name)
-    if not isinstance(mat2, _Converted) or mat2.dim() != 3:
+    if not _multiplies(mat2, input) or mat2.dim() != 3:
         return None
     if input.dim() == 2 and offs is not None:
         return _multiply(input, mat2, True, offs, bias, out_dtype)
@@ -206,19 +228,21 @@ def _functional_grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None
 
 
 def _linear(input, weight, bias=None):  # noqa: A002
-    return _multiply_2d(input, weight, False, bias) if isinstance(weight, _Converted) and weight.dim() == 2 else None
+    return _multiply_2d(input, weight, False, bias) if _multiplies(weight, input) and weight.dim() == 2 else None
 
 
-def _matmul(input, other=None, out_dtype=None, *, mat2=None, tensor2=None):  # noqa: A002
+def _matmul(input, other=None, out_dtype=None, *, tensor2=None):  # noqa: A002
     if out_dtype is not None:
         return None
-    other = next(tensor for tensor in (other, mat2, tensor2) if tensor is not None)
-    if isinstance(other, _Converted):
+    other = tensor2 if other is None else other
+    if _multiplies(other, input):
         if other.dim() == 2:
             return _multiply_2d(input, other, True)
         if other.dim() != 3 or input.dim() not in (2, 3) or (input.dim() == 3 and input.shape[0] not in (1, other.shape[0])):
             return None
         return _multiply_batch(input.expand(other.shape[0], -1, -1), other)
+    if not _multiplies(input, other):
+        return None
     if input.dim() == 2 and other.dim() == 2:  # w x: the transpose of x^T w^T
         return _multiply_2d(other.t(), input, False).t()
     if input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]:
@@ -226,23 +250,42 @@ def _matmul(input, other=None, out_dtype=None, *, mat2=None, tensor2=None):  # n
     return None
 
 
-def _rmatmul(self, other):
-    return _matmul(other, self)
+def _mm(input, mat2, out_dtype=None):  # noqa: A002
+    return _matmul(input, mat2, out_dtype) if input.dim() == 2 and mat2.dim() == 2 else None
+
+
+def _bmm(input, mat2, out_dtype=None):  # noqa: A002
+    return _matmul(input, mat2, out_dtype) if input.dim() == 3 and mat2.dim() == 3 and len(input) == len(mat2) else None
+
+
+def _operator(input, other):  # noqa: A002
+    if torch.compiler.is_compiling():
+        return _matmul(input, other)
+    try:
+        return _matmul(input, other)
+    except TypeError as error:  # torch makes of it that @ is not defined, and its words are lost
+        raise RuntimeError(str(error)) from error
+
+
+def _reflected(self, other):
+    return _operator(other, self)
 
 
 def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):  # noqa: A002
-    if not isinstance(mat2, _Converted) or out_dtype is not None:
+    if not _multiplies(mat2, mat1) or out_dtype is not None or mat1.dim() != 2 or mat2.dim() != 2 or input.dim() > 2:
         return None
     if input.dim() == 1 and input.shape[0] == mat2.shape[1] and beta == 1 and alpha == 1:
         return _multiply_2d(mat1, mat2, True, input)
-    return beta * input + alpha * _multiply_2d(mat1, mat2, True)
+    y = alpha * _multiply_2d(mat1, mat2, True)
+    return y if beta == 0 else beta * input + y  # with 0 it may hold anything
 
 
 _PRODUCTS: dict[Callable, Callable] = {
     torch._grouped_mm: _grouped_mm,
     F.linear: _linear,
-    torch.matmul: _matmul, torch.Tensor.matmul: _matmul, torch.Tensor.__matmul__: _matmul, torch.Tensor.__rmatmul__: _rmatmul,
-    torch.mm: _matmul, torch.Tensor.mm: _matmul, torch.bmm: _matmul, torch.Tensor.bmm: _matmul,
+    torch.matmul: _matmul, torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _operator, torch.Tensor.__rmatmul__: _reflected,
+    torch.mm: _mm, torch.Tensor.mm: _mm, torch.bmm: _bmm, torch.Tensor.bmm: _bmm,
     torch.addmm: _addmm, torch.Tensor.addmm: _addmm,
 }
 if hasattr(F, "grouped_mm"):

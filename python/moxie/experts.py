@@ -5,13 +5,14 @@ place later (an assigned state dict, FSDP2) is converted too.
 """
 
 import sys
+import weakref
 from typing import Callable, Optional
 
 import torch
 from torch import Tensor, nn
 
 from moxie.config import wants_cache
-from moxie.converted import Conversion, ConvertedParameter, is_converted
+from moxie.converted import Conversion, ConvertedParameter, ConvertedTensor, is_converted, tag
 from moxie.gemm import WeightCache
 
 
@@ -27,17 +28,37 @@ class ViewCache(WeightCache):
     """The cache of a parameter that a product takes as another view of it: [G, K, N] turned, or [N, K] as a stack of one."""
 
     def __init__(self, w: Tensor, view: Callable[[Tensor], Tensor], *, recipe: str):
-        super().__init__(view(w.detach()), recipe=recipe)
-        self._weights[0], self._view = w, view
+        self._view = view
+        super().__init__(w, recipe=recipe)
+
+    def _as_taken(self, w: Tensor) -> Tensor:
+        return self._view(w)
 
     def is_of(self, w: Tensor) -> bool:
         return self._weights[0] is w
 
-    def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
-        w = self._weights[0] if w is None else w
-        super().refresh_(self._view(w.detach()))
-        self._weights[0] = w
-        return self
+
+class Names(dict):
+    """From the names of a module's converted parameters to their conversions. Parameters are saved as plain ones; saved with
+    their module, they are converted again by this."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = weakref.ref(module)
+
+    def __reduce_ex__(self, protocol):
+        module = self.module()
+        entries = [(name, conversion, module._parameters.get(name)) for name, conversion in self.items()]
+        return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_turned", None)) for entry in entries])
+
+
+def _rebuild(module: nn.Module, entries: list[tuple[str, Conversion, nn.Parameter, Optional[bool]]]) -> Names:
+    names = Names(module)
+    for name, conversion, parameter, turned_by in entries:
+        names[name] = conversion
+        if type(parameter) is nn.Parameter:
+            tag(parameter, conversion, turned_by)
+    return names
 
 
 def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> Conversion:
@@ -47,7 +68,7 @@ def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> 
     if getattr(parameter, "_moxie", None) is not conversion:
         _convert(module, name, parameter, conversion)
     if not hasattr(module, "_moxie_converted"):
-        module._moxie_converted = {}
+        module._moxie_converted = Names(module)
         module.register_load_state_dict_post_hook(_after_load)
         module.register_forward_pre_hook(_before_forward)
     module._moxie_converted[name] = conversion
@@ -60,21 +81,28 @@ def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: 
         args = (parameter, turned) if conversion.cache_is_turned else (parameter,)
         conversion.cache = (ViewCache if conversion.cache_is_turned else WeightCache)(*args, recipe=conversion.recipe)
         module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
-    _tag(parameter, conversion)
-
-
-def _tag(parameter: nn.Parameter, conversion: Conversion) -> None:
-    parameter._moxie, parameter._moxie_turned = conversion, False
-    parameter.__class__ = ConvertedParameter
+    tag(parameter, conversion)
 
 
 def _after_load(module: nn.Module, keys) -> None:
     """load_state_dict(assign=True) puts new parameters in place of ours, and any load makes a weight cache stale."""
-    for name, conversion in getattr(module, "_moxie_converted", {}).items():
-        if not is_converted(module._parameters[name]):
-            _tag(module._parameters[name], conversion)
-        if conversion.cache is not None:
-            conversion.cache.refresh_(module._parameters[name])
+    refresh_parameters_(module)
+
+
+def refresh_parameters_(module: nn.Module) -> list[Optional[WeightCache]]:
+    """Converts what has taken the place of a converted parameter, and fills the weight caches; returns those."""
+    converted = module.__dict__.get("_moxie_converted", {})
+    for name, conversion in converted.items():
+        parameter = module._parameters.get(name)
+        if type(parameter) in _OF_OURS:  # neither removed nor sharded
+            tag(parameter, conversion)
+            if conversion.cache is not None:
+                conversion.cache.refresh_(parameter)
+    return [conversion.cache for conversion in converted.values()]
+
+
+# What may be in the place of a converted parameter and is to be one: to_empty() leaves a ConvertedTensor there.
+_OF_OURS = (nn.Parameter, ConvertedTensor, ConvertedParameter)
 
 
 def _before_forward(module: nn.Module, args) -> None:
@@ -83,22 +111,22 @@ def _before_forward(module: nn.Module, args) -> None:
         return
     for name, conversion in module._moxie_converted.items():
         parameter = module._parameters.get(name)
-        if type(parameter) is nn.Parameter:
-            _tag(parameter, conversion)
-            # The cache, if any, is of another parameter.
-            parameter._moxie_turned = False if conversion.cache is None else None
+        if type(parameter) in (nn.Parameter, ConvertedTensor):
+            tag(parameter, conversion, False if conversion.cache is None else None)  # a cache would be of another parameter
 
 
 def restore_parameter_(module: nn.Module, name: str) -> None:
     """The inverse; on a parameter that is not converted it does nothing."""
-    parameter = module._parameters[name]
+    parameter = module._parameters.get(name)
     if is_converted(parameter):
         parameter.__class__ = nn.Parameter
         del parameter._moxie, parameter._moxie_turned
     converted = module.__dict__.get("_moxie_converted", {})
     conversion = converted.pop(name, None)
-    if conversion is not None and conversion.cache is not None:
-        module._modules.pop(f"{name}_cache", None)
+    if conversion is not None:
+        conversion.ended = True
+        if conversion.cache is not None:
+            module._modules.pop(f"{name}_cache", None)
     if not converted:
         for hooks, ours in ((module._forward_pre_hooks, _before_forward), (module._load_state_dict_post_hooks, _after_load)):
             for key in [key for key, hook in hooks.items() if hook is ours]:

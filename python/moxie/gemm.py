@@ -5,6 +5,7 @@ rows and stays on x's device: nothing here waits for it. Any group sizes; rows p
 gradients there are zero, as is dw of a group without rows.
 """
 
+import warnings
 from collections.abc import Sequence
 from typing import Optional, Union
 
@@ -186,7 +187,7 @@ class WeightCache(torch.nn.Module):
 
     Nothing is refreshed behind your back: a cache keyed by a tensor's version would be wrong under torch.compile, fused
     optimizers, `.data` writes and CUDA graphs. Call `refresh_()` after every change of w, or let `refresh_after(optimizer)` do
-    it. The buffers are not part of a state dict.
+    it; where torch has counted a change, an eager product warns. The buffers are not part of a state dict.
 
     >>> w = torch.nn.Parameter(torch.randn(2, 64, 128))
     >>> cache = moxie.WeightCache(w)
@@ -202,12 +203,20 @@ class WeightCache(torch.nn.Module):
         self.recipe = str(recipe)
         # Held in a list: the cache must not become another owner of the parameter.
         self._weights = [w]
-        for name, tensor in zip(self._NAMES, quantize_weights(w.detach(), recipe=recipe)):
+        self._fill(w)
+        self._seen = _version_of(w)
+
+    _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
+
+    def _as_taken(self, w: Tensor) -> Tensor:
+        """w as the product takes it, [G, N, K]."""
+        return w
+
+    def _fill(self, w: Tensor) -> None:
+        for name, tensor in zip(self._NAMES, quantize_weights(self._as_taken(w.detach()), recipe=self.recipe)):
             # As bytes: inductor lets no op write e8m0.
             is_scale = tensor.dtype == torch.float8_e8m0fnu
             self.register_buffer(name, tensor.view(torch.uint8) if is_scale else tensor, persistent=False)
-
-    _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -225,17 +234,43 @@ class WeightCache(torch.nn.Module):
             setattr(self, name, moved if moved.dtype == tensor.dtype else tensor.to(moved.device))
         return self
 
+    def __getstate__(self):
+        # As bytes, which pickle can carry as well as torch.save.
+        buffers = {name: tensor.view(torch.uint8) if name in ("qdata", "qdata_t") else tensor
+                   for name, tensor in self._buffers.items()}
+        return {**self.__dict__, "_buffers": buffers}
+
+    def __setstate__(self, state):
+        super().__setstate__(state)
+        for name in ("qdata", "qdata_t"):
+            self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
+
     @torch.no_grad()
     def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
         """Quantizes w again; give it where the parameter has been replaced by another tensor."""
         w = self._weights[0] if w is None else w
-        quantize_weights(w.detach(), recipe=self.recipe, out=self.tensors)
-        self._weights[0] = w
+        if w.device == self.qdata.device:
+            quantize_weights(self._as_taken(w.detach()), recipe=self.recipe, out=self.tensors)
+        else:  # w was on the meta device, say
+            self._fill(w)
+        self._weights[0], self._seen = w, _version_of(w)
         return self
+
+    def warn_if_stale(self, op: str) -> None:
+        """A forgotten refresh_() would train on, with the weights of the first step."""
+        seen = _version_of(self._weights[0])
+        if self._seen is not None and seen is not None and seen[0] == self._seen[0] and seen[1] != self._seen[1]:
+            warnings.warn(f"{op}: the weights have changed since their cache was filled, and it still holds the old ones; "
+                          "moxie.refresh_after(model, optimizer) or refresh_() keeps it up to date", stacklevel=4)
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
         """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
         return optimizer.register_step_post_hook(lambda *_: self.refresh_())
+
+
+def _version_of(w: Tensor) -> Optional[tuple[int, int]]:
+    """Which tensor, and how often it has been written to, as far as torch knows; a graph cannot."""
+    return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 
 def _tensors(op: str, quantized_w: Optional[QuantizedWeights], recipe: AnyRecipe) -> Optional[Sequence[Tensor]]:
@@ -243,4 +278,6 @@ def _tensors(op: str, quantized_w: Optional[QuantizedWeights], recipe: AnyRecipe
         return quantized_w
     if quantized_w.recipe != str(recipe) and _ops._recipe(quantized_w.recipe) != _ops._recipe(str(recipe)):
         raise ValueError(f"{op}: the weight cache was made for the recipe {quantized_w.recipe}, got {recipe}")
+    if not torch.compiler.is_compiling():
+        quantized_w.warn_if_stale(op)
     return quantized_w.tensors

@@ -5,11 +5,18 @@ from typing import Optional
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 from moxie.config import AnyConfig, wants_cache
 from moxie.converted import Conversion
 from moxie.experts import ViewCache, stacked
 from moxie.gemm import DEFAULT_RECIPE, grouped_mm
+
+
+def _without_ours(cls: type) -> type:
+    """Of the class that torch makes for a parametrized module: the same one on top of nn.Linear."""
+    members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
+    return type(cls.__name__.replace("MXLinear", "Linear"), (nn.Linear,), members)
 
 
 class MXLinear(nn.Linear):
@@ -47,11 +54,14 @@ class MXLinear(nn.Linear):
     def to_float(self) -> nn.Linear:
         """The inverse of from_float."""
         self._modules.pop("weight_cache", None)
+        self.conversion.ended = True
         del self.conversion
-        self.__class__ = nn.Linear
+        self.__class__ = _without_ours(type(self)) if is_parametrized(self) else nn.Linear
         return self
 
     def _convert(self, config: AnyConfig, name: str) -> None:
+        if "conversion" in self.__dict__:
+            self.conversion.ended = True
         self.conversion = Conversion(name, config)
         self._modules.pop("weight_cache", None)
         if wants_cache(config):
@@ -60,8 +70,13 @@ class MXLinear(nn.Linear):
 
     def _load_from_state_dict(self, *args, **kwargs):
         super()._load_from_state_dict(*args, **kwargs)
-        if self.conversion.cache is not None:
-            self.conversion.cache.refresh_(self.weight)
+        self.refresh_()
+
+    def refresh_(self) -> None:
+        """Quantizes the cached weight again, if there is one. A sharded weight has none."""
+        cache = self.conversion.cache
+        if cache is not None and (cache.is_of(self.weight) or type(self.weight) is nn.Parameter):
+            cache.refresh_(self.weight)
 
     @property
     def config(self) -> AnyConfig:

@@ -2,7 +2,7 @@
 
 import torch
 
-from moxie.mx_tensor import _BLOCKS, MXTensor
+from moxie.mx_tensor import _BLOCKS, _OP, MXTensor
 
 _aten = torch.ops.aten
 
@@ -62,6 +62,17 @@ def _split(func, mx, sizes, dim=0):
     return [_slice(_aten.slice.Tensor, mx, dim, begin, end) for begin, end in zip(ends, ends[1:])]
 
 
+def _on_leading(func, mx, dim, *args):
+    """An op on one dim before the rows and columns: blocks do not know of it."""
+    inserts = func is _aten.unsqueeze.default
+    leading = mx.dim() - 2 + inserts
+    dim = dim + mx.dim() + inserts if dim < 0 else dim
+    if dim >= leading:
+        raise NotImplementedError(f"{_OP}: {func} is defined on the dims before rows and columns alone, got {dim} of "
+                                  f"{tuple(mx.shape)}; call dequantize() first")
+    return _like(mx, func(mx.qdata, dim, *args), func(mx.scale, dim, *args))
+
+
 def _grouped_mm(func, x, *args, **kwargs):
     """Where there is no autograd: x has only its dtype and shape to give."""
     return func(x.qdata.new_empty((1, 1), dtype=x.dtype).expand(x.shape), *args, **kwargs)
@@ -79,6 +90,8 @@ IMPLEMENTATIONS = {
     _aten.view.default: _view,
     _aten._unsafe_view.default: _view,
     _aten.slice.Tensor: _slice,
+    _aten.select.int: _on_leading,
+    _aten.unsqueeze.default: _on_leading,
     _aten.split.Tensor: _split,
     _aten.split_with_sizes.default: _split,
     _aten.is_pinned.default: _unchanged,

@@ -130,6 +130,15 @@ class MXTensor(Tensor):
             memo[id(self)] = self.detach().clone().requires_grad_(self.requires_grad)
         return memo[id(self)]
 
+    def share_memory_(self) -> "MXTensor":
+        """Other processes see it: torch would share the memory of the tensor itself, which has none."""
+        for part in (self.qdata, self.scale):
+            part.share_memory_()
+        return self
+
+    def is_shared(self) -> bool:
+        return self.qdata.is_shared() and self.scale.is_shared()
+
     __torch_function__ = torch._C._disabled_torch_function_impl
 
     @classmethod

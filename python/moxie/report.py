@@ -62,8 +62,9 @@ class Report:
 
     @property
     def unused(self) -> list[str]:
-        """What was converted and no eager forward has multiplied by yet."""
-        return [entry.fqn for entry in self.entries if entry.conversion is not None and not entry.conversion.used]
+        """What is converted and no eager forward has multiplied by yet."""
+        return [entry.fqn for entry in self.entries
+                if entry.conversion is not None and not entry.conversion.used and not entry.conversion.ended]
 
     def __str__(self) -> str:
         numel = sum(entry.numel for entry in self.entries if entry.conversion is not None)

@@ -231,8 +231,13 @@ def test_sharded_parameters_are_converted_when_they_are_gathered(tmp_path):
                 loss.backward()
             w = model.layers[0].moe.experts.w1
             assert sqnr(w.grad.to_local(), expected.layers[0].moe.experts.w1.grad) > 40
+            state = {name: value.clone() for name, value in model.state_dict().items()}
             torch.optim.AdamW(model.parameters()).step()
             assert loss_of(model, batch()) < losses[0]
+            model.load_state_dict(state)
+            assert torch.equal(loss_of(model, batch()), losses[0])
+            moxie.unquantize_(model)
+            assert torch.equal(loss_of(model, batch()), loss_of(make(), batch()))
     finally:
         distributed.destroy_process_group()
 

@@ -48,6 +48,8 @@ def test_the_skip_list_is_that_of_language_models_and_can_be_changed():
     skipped = {fqn for fqn, reason in report.left_alone.items() if reason == "on the skip list"}
     assert skipped == {"output", "layers.0.moe.router.gate", "layers.0.attention.wk", "layers.0.attention.wv"}
     assert len(moxie.quantize_(make(), LINEAR, skip=()).converted) == 8
+    report = moxie.quantize_(make(), LINEAR, skip=[*moxie.LM_SKIP, ".*shared_expert.*"])
+    assert report.converted == ["layers.0.attention.wq", "layers.0.attention.wo"]
 
 
 def test_layers_of_torch_that_are_no_experts_are_left_alone():
@@ -55,6 +57,13 @@ def test_layers_of_torch_that_are_no_experts_are_left_alone():
     report = moxie.quantize_(model, "mxfp8_rceil")
     assert report.converted == ["up"] and "forward of its own" in report.left_alone["attention.out_proj"]
     model["attention"](*[torch.randn(3, 2, 64)] * 3)
+
+
+def test_integers_are_left_alone():
+    model = nn.Module()
+    model.ids, model.up = nn.Parameter(torch.ones(2, 3, 4, dtype=torch.int64), requires_grad=False), nn.Linear(64, 64)
+    report = moxie.quantize_(model, "mxfp8_rceil")
+    assert report.converted == ["up"] and report.left_alone == {"ids": "its dtype is torch.int64"}
 
 
 def test_a_matrix_is_converted_if_it_is_named():
@@ -116,6 +125,17 @@ def test_what_nothing_uses_is_warned_of_once():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(x, offs)
+
+
+def test_what_is_converted_no_longer_is_not_warned_of():
+    model = make(layers=2)
+    report = moxie.quantize_(model, "mxfp8_rceil")
+    moxie.unquantize_(model.layers[0])
+    moxie.quantize_(model.layers[1], "mxfp8_floor")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model(batch())
+    assert report.unused == []
 
 
 def test_layers_that_are_compiled_are_not_warned_of_and_share_a_graph():

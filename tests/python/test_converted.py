@@ -1,6 +1,8 @@
 """Converted parameters: every way a model writes its product finds the conversion, and shared parameters stay shared."""
 
 import copy
+import io
+import pickle
 
 import pytest
 import torch
@@ -101,6 +103,93 @@ def test_a_result_that_is_given_is_written_by_torch():
             assert torch.equal(out, expected)
 
 
+def test_what_torch_refuses_is_refused():
+    w = converted().w1
+    for function in (lambda w: torch.mm(X[None], w[0].t()), lambda w: torch.mm(X, w.mT), lambda w: torch.bmm(X, w.mT),
+                     lambda w: torch.bmm(X[None], w.mT), lambda w: torch.bmm(X, w[0].t()),
+                     lambda w: torch.addmm(torch.ones(HIDDEN), X[None], w[0].t()),
+                     lambda w: torch.addmm(torch.ones(2, 40, HIDDEN), X, w[0].t())):
+        with pytest.raises(RuntimeError) as expected:
+            function(w.detach())
+        with pytest.raises(RuntimeError) as error:
+            function(w)
+        assert str(error.value) == str(expected.value)
+
+
+def test_a_product_of_two_weights_is_torchs_own():
+    experts = converted()
+    w1, w2 = experts.w1, experts.w2
+    for function in (lambda a, b: a @ a.mT, lambda a, b: torch.bmm(a, b), lambda a, b: b[0] @ a[0],
+                     lambda a, b: F.linear(a[0], a[1]), lambda a, b: torch.addmm(torch.ones(DIM), b[0], a[1])):
+        y = function(w1, w2)
+        assert torch.equal(y, function(w1.detach(), w2.detach()))
+        y.sum().backward()
+
+
+def test_an_operator_says_what_is_wrong():
+    """Python takes a TypeError for an operator that is not defined."""
+    with pytest.raises(RuntimeError, match="x must be torch.bfloat16 or torch.float32, got torch.float16"):
+        X.half() @ converted().w1[0].t()
+
+
+def test_addmm_does_not_read_what_it_multiplies_by_zero():
+    w = converted().w1
+    y = torch.addmm(torch.full((40, HIDDEN), torch.nan), X, w[0].t(), beta=0, alpha=2)
+    assert torch.equal(y, 2 * (X @ w[0].t()))
+
+
+def test_an_element_is_a_number():
+    w = converted().w1
+    assert type(w[0, 0, 0]) is torch.Tensor and f"{w[0, 0, 0]:.3f}" == f"{w[0, 0, 0].item():.3f}"
+
+
+class Held(nn.Module):
+    """Parameters in torch's own containers."""
+
+    def __init__(self):
+        super().__init__()
+        self.several = nn.ParameterList([normal(EXPERTS, HIDDEN, DIM) for _ in range(2)])
+        self.named = nn.ParameterDict({"up": normal(EXPERTS, HIDDEN, DIM)})
+
+    def forward(self, x, offs):
+        return sum(torch._grouped_mm(x, w.mT, offs=offs) for w in (*self.several, self.named["up"]))
+
+
+def test_containers_of_parameters_are_converted_and_print():
+    model = Held()
+    report = moxie.quantize_(model, moxie.MXFP8GroupedMMConfig(weight_cache=True))
+    assert report.converted == ["several.0", "several.1", "named.up"]
+    model(X, OFFS)
+    assert report.unused == [] and "Parameter containing" in repr(model)
+    moxie.unquantize_(model)
+    assert len(model.several) == 2 and list(model.named) == ["up"]
+
+
+def test_parameters_and_copies_are_saved_as_plain_ones():
+    experts = converted()
+    experts.w1.no_decay = True
+    average = {name: parameter.clone() for name, parameter in experts.named_parameters()}
+    for saved, kind in ((dict(experts.named_parameters()), nn.Parameter), (average, torch.Tensor),
+                        (experts.state_dict(keep_vars=True), nn.Parameter), ({"w1": experts.w1[0]}, torch.Tensor)):
+        file = io.BytesIO()
+        torch.save(saved, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=True)
+        assert all(type(value) is kind and torch.equal(value, saved[name]) for name, value in loaded.items())
+    twin = pickle.loads(pickle.dumps(experts))  # saved with its module, a parameter is converted again
+    assert is_converted(twin.w1) and twin.w1.no_decay and twin.w1._moxie is twin._moxie_converted["w1"]
+    assert torch.equal(twin(X, OFFS), experts(X, OFFS))
+
+
+def test_a_parameter_that_is_removed_is_forgotten():
+    experts = converted()
+    experts.w3 = None
+    del experts.w2
+    experts.load_state_dict(experts.state_dict())
+    moxie.unquantize_(experts)
+    assert type(experts.w1) is nn.Parameter and not hasattr(experts, "_moxie_converted")
+
+
 class Tied(nn.Module):
     def __init__(self):
         super().__init__()
@@ -118,8 +207,8 @@ def test_a_parameter_with_two_names_is_converted_once(weight_cache):
     assert {"a.w1", "b.w1"} < set(report.converted) and "61440 of 61952" in str(report)  # each element once
     model(X, OFFS)
     assert report.unused == [] and model.a.w1 is model.b.w1
-    twin = copy.deepcopy(model)
-    assert twin.a.w1 is twin.b.w1 and is_converted(twin.a.w1)
+    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert twin.a.w1 is twin.b.w1 and is_converted(twin.a.w1)
     moxie.quantize_(model, "mxfp8_floor")
     assert "floor" in model.b.w1._moxie.recipe and model.b._moxie_converted["w1"] is model.a._moxie_converted["w1"]
     moxie.unquantize_(model)

@@ -61,6 +61,22 @@ def test_from_float_keeps_the_module_and_to_float_gives_it_back():
     assert set(linear.__dict__) == set(nn.Linear(64, 32).__dict__)
 
 
+def test_a_parametrized_linear_comes_back_parametrized():
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 32))
+    moxie.quantize_(model, "mxfp8_rceil")
+    for linear in model:
+        nn.utils.parametrizations.weight_norm(linear)
+    expected = copy.deepcopy(model)
+    moxie.unquantize_(model)
+    x = torch.randn(5, 64)
+    for linear, other in zip(model, expected):
+        assert isinstance(linear, nn.Linear) and not isinstance(linear, moxie.MXLinear) and isinstance(other, moxie.MXLinear)
+    h = nn.functional.linear(x, model[0].weight, model[0].bias)
+    assert torch.equal(model(x), nn.functional.linear(h, model[1].weight, model[1].bias))
+    nn.utils.parametrize.remove_parametrizations(model[0], "weight")
+    assert type(model[0]) is nn.Linear
+
+
 def test_autocast_gives_its_dtype(device):
     linear = moxie.MXLinear(64, 32, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):

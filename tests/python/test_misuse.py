@@ -33,6 +33,26 @@ def sharded():
     moxie.quantize_(model, GROUPED)
 
 
+class Twice(nn.Module):
+    """A module under two names."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = self.second = TitanExperts()
+
+
+def matrix():
+    model = nn.Module()
+    model.table = nn.Parameter(torch.randn(32, 64))
+    moxie.quantize_(model, moxie.FqnToConfig({"table": moxie.MXFP8GroupedMMConfig(weight_cache=True)}))
+
+
+def taken():
+    experts = TitanExperts()
+    experts.w1_cache = {}
+    moxie.quantize_(experts, moxie.MXFP8GroupedMMConfig(weight_cache=True))
+
+
 CASES = {
     # Names that match nothing, or nothing that can be converted.
     "a typo in a name": (by_name({"layers.0.moe.expert.w1": GROUPED}), ValueError,
@@ -69,6 +89,27 @@ CASES = {
         TypeError, "a.out_proj cannot be converted: NonDynamicallyQuantizableLinear may have a forward of its own"),
     "a state dict for a model": (lambda: moxie.quantize_(make().state_dict(), GROUPED), TypeError,
                                  "model must be an nn.Module, got OrderedDict"),
+    "nothing but None": (by_name({"output": None}), ValueError,
+                         "every key says None; '_default' is the key of all that no other matches"),
+    "the second name of a module": (lambda: moxie.quantize_(Twice(), moxie.FqnToConfig({"second.w1": GROUPED})), ValueError,
+                                    "key 'second.w1' is of a module with two names; its first is 'first'"),
+    "a filter for the module around": (lambda: moxie.quantize_(make(), GROUPED, lambda module, fqn: fqn == "layers.0.moe"),
+                                       ValueError, "filter_fn chooses layers.0.moe, and is asked about the modules inside that hold "
+                                       "the weights"),
+    "one pattern to skip": (lambda: moxie.quantize_(make(), LINEAR, skip="output"), TypeError,
+                            "skip must be a list of patterns, got 'output'; a list of one is ['output']"),
+    "a part of a name to skip": (lambda: moxie.quantize_(make(), LINEAR, skip=["wq"]), ValueError,
+                                 "'wq' in skip matches the whole name of no linear (did you mean layers.0.attention.wq?)"),
+    "experts to skip": (lambda: moxie.quantize_(make(), LINEAR, skip=[".*w1"]), ValueError,
+                        "an FqnToConfig leaves parameters of experts alone"),
+    "a pattern to skip that is none": (lambda: moxie.quantize_(make(), LINEAR, skip=["("]), ValueError,
+                                       "'(' in skip is no regular expression"),
+    "something to skip and a filter": (lambda: moxie.quantize_(make(), LINEAR, lambda module, fqn: True, skip=[".*wq"]), ValueError,
+                                       "skip is for a call without filter_fn and without an FqnToConfig"),
+    "something to skip and keys": (lambda: moxie.quantize_(make(), moxie.FqnToConfig({"output": LINEAR}), skip=[".*wq"]),
+                                   ValueError, "skip is for a call without filter_fn and without an FqnToConfig"),
+    "a layer without a shape": (lambda: moxie.quantize_(nn.Sequential(nn.LazyLinear(8)), LINEAR), ValueError,
+                                "0.weight has no shape yet; give the model a first batch"),
     # Configs.
     "an unknown recipe": (lambda: moxie.quantize_(make(), "mxfp8_rciel"), ValueError,
                           "there is no recipe 'mxfp8_rciel'; there are mxfp8_rceil, "),
@@ -98,6 +139,13 @@ CASES = {
                            "float8_linear_recipe must be rowwise or rowwise_with_gw_hp, got 'tensorwise'"),
     "a cache of an unknown layout": (lambda: moxie.MXFP8GroupedMMConfig(weight_cache="nk"), ValueError,
                                      "weight_cache must be False, True or 'kn', got 'nk'"),
+    "a layout for the cache of a linear": (lambda: moxie.MXLinearConfig(weight_cache="kn"), ValueError,
+                                           "weight_cache must be False or True, got 'kn'"),
+    "a cache of a matrix": (matrix, ValueError, "table is a matrix, and weight_cache is for linears and 3D parameters"),
+    "a name that a cache would take": (taken, ValueError,
+                                       "the weight cache of w1 would be its module's w1_cache, which there is already, a dict"),
+    "a word for a flag": (lambda: moxie.MXFP8GroupedMMConfig(wgrad_with_hp="no"), TypeError,
+                          "wgrad_with_hp must be True or False, got 'no'"),
     "a hook without a cache": (lambda: moxie.refresh_after(nn.Linear(2, 2), None), ValueError, "weight_cache=True in a config"),
     # Dtypes and shapes.
     "a model in half precision": (lambda: moxie.quantize_(make().half(), "mxfp8_rceil"), TypeError,

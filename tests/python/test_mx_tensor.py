@@ -5,6 +5,7 @@ import io
 import pickle
 import subprocess
 import sys
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -85,6 +86,9 @@ def test_moving_ops(device):
     same(mx[::2], MXTensor.to_mx(x[::2]))
     same(mx[:, 32:96], MXTensor.to_mx(x[:, 32:96]))
     same(mx.narrow(0, 3, 9), MXTensor.to_mx(x[3:12]))
+    same(mx.view(2, 32, 128)[1], MXTensor.to_mx(x[32:]))
+    same(mx[None], MXTensor.to_mx(x[None]))
+    same(mx.view(2, 32, 128).unsqueeze(-3), MXTensor.to_mx(x.view(2, 1, 32, 128)))
     for part, plain in zip(mx.split([10, 54]), x.split([10, 54])):
         same(part, MXTensor.to_mx(plain))
     for part, plain in zip(mx.chunk(3), x.chunk(3)):
@@ -96,8 +100,14 @@ def test_moving_ops(device):
 
 def test_gradients_flow_through_views(device):
     x = torch.randn(64, 128, device=device, requires_grad=True)
-    MXTensor.to_mx(x)[3:10].view(1, 7, 128).dequantize().sum().backward()
+    MXTensor.to_mx(x)[3:10].view(1, 7, 128)[0][None].dequantize().sum().backward()
     assert x.grad[3:10].eq(1).all() and x.grad.sum() == 7 * 128
+
+
+def test_other_processes_may_share_it():
+    mx = MXTensor.to_mx(torch.randn(4, 64))
+    assert not mx.is_shared() and mx.share_memory_() is mx and mx.is_shared()
+    same(pickle.loads(bytes(ForkingPickler.dumps(mx))), mx)
 
 
 def test_it_is_saved_and_loaded_with_weights_only(device):

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Does MXFP8 learn as well as bf16, and a GPU as a CPU does? Trains the tiny preset and writes the answer down.
+
+    bench/convergence.py [--program build/cuda/bin/moxie] [--runs runs/convergence] [--jobs 3] [--collect] [--out file.json]
+
+For each recipe `moxie compare --recipes bf16 RECIPE --seeds 5 --require 1 --require-learned`: those of RECIPES must pass and the
+broken one must fail. Where there is a GPU, 200 steps on it and on the CPU as well, for three seeds. What is finished is kept, so
+the command can be repeated; --collect only reads.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import statistics
+import subprocess
+import sys
+
+import harness  # before torch
+
+RECIPES = ("mxfp8_rceil", "mxfp8_rceil_128")
+BROKEN = "broken_scales"  # scales one power of two too small: the check must be able to fail
+SEEDS = 5
+CURVE = {"--steps": "200", "--eval-every": "25", "--stats-every": "0", "--save-every": "0", "--threads": "1"}
+CURVE_SEEDS = (1, 2, 3)
+CURVE_RECIPES = ("bf16", *RECIPES)
+
+
+def curve_folder(runs: pathlib.Path, device: str, recipe: str, seed: int) -> pathlib.Path:
+    return runs / f"{device}-{recipe}-{seed}"
+
+
+def commands(options: argparse.Namespace) -> list[list[str]]:
+    """Those whose results are not there yet."""
+    todo = []
+    for recipe in (*RECIPES, BROKEN):
+        folder = options.runs / recipe
+        if not (folder / "compare.json").exists():
+            todo.append([options.program, "compare", "--out", str(folder), "--require", "1", "--require-learned",
+                         *(["--resume"] if (folder / "plan.json").exists() else
+                           ["--recipes", "bf16", recipe, "--seeds", str(SEEDS), "--threads", "1"])])
+    if options.device == "cuda":
+        for seed in CURVE_SEEDS:
+            for recipe in CURVE_RECIPES:
+                for device in ("cpu", "cuda"):
+                    folder = curve_folder(options.runs, device, recipe, seed)
+                    if not (folder / "result.json").exists():
+                        flags = [word for flag in CURVE.items() for word in flag]
+                        todo.append([options.program, "train", "--out", str(folder), "--device", device, "--recipe", recipe,
+                                     "--seed", str(seed), *flags])
+    return todo
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode > 1:  # 1 is a requirement that is not met: the tables will say so
+        sys.exit(f"{' '.join(command)}\n{done.stderr}")
+    print(" ".join(command), flush=True)
+
+
+def compared(folder: pathlib.Path) -> dict:
+    found = json.loads((folder / "compare.json").read_text())
+    base, recipe = found["recipes"]
+    upper = recipe["interval_percent"][1]
+    return {
+        "recipe": recipe["recipe"], "eval_loss": recipe["eval_loss"], "base_eval_loss": base["eval_loss"],
+        "bigram_entropy": found["bigram_entropy"], "difference_percent": recipe["difference_percent"],
+        "interval_percent": recipe["interval_percent"],
+        "by_seed_percent": [entry["difference_percent"] for entry in recipe["runs"]],
+        "passes": upper <= 1 and max(recipe["eval_loss"], base["eval_loss"]) < found["bigram_entropy"],
+    }
+
+
+def losses(folder: pathlib.Path) -> dict[int, float]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if line["event"] == "eval"}
+
+
+def curve(runs: pathlib.Path, recipe: str) -> dict:
+    """Held-out loss by step, mean over seeds, and how far the seeds lie apart."""
+    found = {device: [losses(curve_folder(runs, device, recipe, seed)) for seed in CURVE_SEEDS] for device in ("cpu", "cuda")}
+    steps = sorted(found["cpu"][0])
+    mean = {device: [statistics.mean(run[step] for run in of) for step in steps] for device, of in found.items()}
+    spread = [statistics.stdev(run[step] for run in found["cpu"]) for step in steps]
+    largest = max(abs(run[0][step] - run[1][step]) for run in zip(found["cpu"], found["cuda"]) for step in steps)
+    return {"recipe": recipe, "steps": steps, **mean, "seed_deviation": spread, "largest_difference_of_a_seed": largest}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.add_options(parser, repetitions=SEEDS)
+    parser.add_argument("--program", default=str(harness.ROOT / "build/cuda/bin/moxie"))
+    parser.add_argument("--runs", type=pathlib.Path, default=harness.ROOT / "runs/convergence")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--collect", action="store_true", help="run nothing, read what is there")
+    options = harness.parse_options(parser)
+    if not options.collect:
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(run, commands(options)))
+    report = harness.begin_report("bench/convergence.py", options)
+    report["rows"] = [compared(options.runs / recipe) for recipe in (*RECIPES, BROKEN)]
+    if curve_folder(options.runs, "cuda", "bf16", 1).exists():
+        report["curves"] = [curve(options.runs, recipe) for recipe in CURVE_RECIPES]
+    harness.write_report(report, options, "convergence")
+    lines = [("recipe", "difference to bf16", "95 % interval", "verdict")]
+    lines += [(row["recipe"], f"{row['difference_percent']:+.2f} %",
+               "{:+.2f} % to {:+.2f} %".format(*row["interval_percent"]), "passes" if row["passes"] else "fails")
+              for row in report["rows"]]
+    print(harness.text_table(lines, 1))
+    for row in report.get("curves", []):
+        print(f"{row['recipe']}: cpu {row['cpu'][-1]:.3f}, cuda {row['cuda'][-1]:.3f} after {row['steps'][-1]} steps, "
+              f"seeds {row['seed_deviation'][-1]:.3f} apart")
+    return 0 if all(row["passes"] == (row["recipe"] != BROKEN) for row in report["rows"]) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
