@@ -1,10 +1,13 @@
 // moxie: trains, compares, inspects.
 #include <c10/util/Exception.h>
 #include <malloc.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 
 #include "moxie/cli/command.h"
 #include "moxie/cli/file/error.h"
@@ -30,6 +33,22 @@ void avoid_amx() {
 void keep_pages() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
+}
+
+// A mapped file that was cut short, or whose disk fails, raises this where it is read. Nothing can
+// be saved from here; checkpoints are whole, whenever a run ends.
+void end_on_bus_error(int) {
+  constexpr std::string_view kText =
+      "moxie: a file became shorter, or its disk failed, while it was being read; --resume goes "
+      "on\n"
+      "from the last checkpoint once the file is back\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(kFailed);
+}
+
+void handle_signals() {
+  std::signal(SIGBUS, end_on_bus_error);
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of write()
 }
 
 int say(const std::exception& error, int code) {
@@ -78,5 +97,6 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   moxie::cli::avoid_amx();
   moxie::cli::keep_pages();
+  moxie::cli::handle_signals();
   return moxie::cli::run(argc, argv);
 }

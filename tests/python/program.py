@@ -4,7 +4,6 @@ import json
 import os
 import pathlib
 import resource
-import signal
 import struct
 import subprocess
 
@@ -50,12 +49,11 @@ def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) 
     """`file_limit`: no file may grow above it, as if the disk were full."""
 
     def limit():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
     return subprocess.run(
         command(*args, **flags), capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})},
-        preexec_fn=limit if file_limit else None, restore_signals=False)
+        preexec_fn=limit if file_limit else None)
 
 
 def micro(out: pathlib.Path, **flags) -> dict:

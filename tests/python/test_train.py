@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import signal
 import subprocess
@@ -50,7 +51,7 @@ def test_only_so_many_checkpoints_are_kept(tmp_path):
 
 
 def test_it_learns(tmp_path):
-    train(tmp_path, steps=120, lr=1e-2, save_every=0)
+    train(tmp_path, steps=240, lr=1e-2, save_every=0)
     losses = [line["loss"] for line in metrics(tmp_path, "step")]
     assert sum(losses[-10:]) / 10 < 3.4 < losses[0]  # uniform bytes are 5.5 nats, the frequencies of bytes alone about 3.4
 
@@ -318,6 +319,23 @@ def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path):
     assert (tmp_path / "checkpoints/step-00000002.safetensors").read_bytes() == kept
     assert checkpoints(tmp_path) == ["step-00000002.safetensors"]
     assert run("train", "--resume", out=tmp_path, steps=6).returncode == 0
+
+
+def test_data_that_is_cut_short_under_a_run_ends_it_with_a_message_and_loses_nothing(tmp_path):
+    text = tmp_path / "text"
+    words = "to be or not to be, that is the question. " * 3000
+    text.write_text(words)
+    child = subprocess.Popen(
+        command("train", **micro(tmp_path / "run", data=[text], steps=100000)), stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "run/checkpoints").exists() or not checkpoints(tmp_path / "run"):
+        time.sleep(0.02)
+    os.truncate(text, 0)
+    _, message = child.communicate(timeout=60)
+    assert child.returncode == 1 and "a file became shorter" in message
+    text.write_text(words)
+    last = int(max(name for name in checkpoints(tmp_path / "run") if name.endswith(".safetensors"))[5:13])
+    done = run("train", "--resume", out=tmp_path / "run", steps=last + 2)
+    assert done.returncode == 0 and f"resumed at step {last}" in done.stderr
 
 
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
