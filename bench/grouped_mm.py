@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
 """Measures forward and backward of grouped_mm beside torch's bf16 grouped product and torchao's emulated MXFP8.
 
-    bench/grouped_mm.py [--shape 2048x1024x1024x8] [--recipes mxfp8_rceil_128] [--device cpu|cuda] [--quick] [--out file.json]
+    bench/grouped_mm.py [--shape 2048x1024x1024x8] [--recipes mxfp8_rceil_128] [--groups ragged|zipf] [--sustained] [--passes]
+                        [--plot file.png] [--device cpu|cuda] [--quick] [--out file.json]
 
-A shape is MxNxKxG: x [M, K], w [G, N, K]. Prints a table last, and writes JSON. bench/README.md says how it measures.
+A shape is MxNxKxG: x [M, K], w [G, N, K]. --passes also times each quantizer and product of a step. --sustained adds the time
+of 1 s of work after 2 s of it. Prints tables last, and writes JSON. bench/README.md says how it measures.
 """
 
 import argparse
 import dataclasses
+import math
+import pathlib
 import random
+import statistics
 import sys
 from collections.abc import Callable
 
@@ -24,6 +29,7 @@ SHAPES = {
 }
 QUICK_SHAPES = {"cpu": ["256x128x256x4"], "cuda": ["8192x1024x2048x8"]}
 NUM_BUFFERS = 2  # sets of inputs that take turns
+DENSE = "torch fp8 rowwise, dense 8192^3"  # what the products are compared with on a GPU
 
 
 @dataclasses.dataclass
@@ -34,6 +40,20 @@ class Bench:
     groups: str
     forward: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
     seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition: forward, backward
+    sustained: float | None = None
+
+
+@dataclasses.dataclass
+class Pass:
+    """A quantizer or a product of one recipe's step. call(i) is the i-th repetition."""
+
+    recipe: str
+    name: str
+    flops: float  # 0: a quantizer
+    bytes: float  # that it cannot avoid
+    call: Callable[[int], object]
+    seconds: list[float] = dataclasses.field(default_factory=list)
+    sustained: float | None = None
 
 
 # ---- what is measured --------------------------------------------------------------------------------------------------------
@@ -53,6 +73,17 @@ def ragged_sizes(rows: int, groups: int) -> list[int]:
         step = 1 if sizes[others[0]] % 8 < 7 else -1
         sizes[others[0]] += step
         sizes[largest] -= step
+    return sizes
+
+
+def zipf_sizes(rows: int, groups: int) -> list[int]:
+    """The largest at least twice the mean, one empty, none of the others a multiple of 8; they add up to rows, or nearly."""
+    if groups == 1:
+        return [rows]
+    shares = [(i + 1) ** -0.7 for i in range(groups - 1)] + [0.0]
+    sizes = [int(rows * share / sum(shares)) for share in shares]
+    sizes = [size - 1 if size % 8 == 0 and size else size for size in sizes]
+    random.Random(rows * groups).shuffle(sizes)
     return sizes
 
 
@@ -78,11 +109,11 @@ def torchao_forward(offs: torch.Tensor) -> Callable | None:
         x, w.mT, offs=offs, kernel_preference=KernelPreference.EMULATED)
 
 
-def benches_of(rows: int, groups: int, device: str, recipes: list[str]) -> list[Bench]:
-    offs = offs_of(ragged_sizes(rows, groups), device)
-    benches = [Bench(BASELINE, "ragged", lambda x, w: torch._grouped_mm(x, w.mT, offs=offs))]
+def benches_of(rows: int, kind: str, sizes: list[int], device: str, recipes: list[str]) -> list[Bench]:
+    groups, offs = len(sizes), offs_of(sizes, device)
+    benches = [Bench(BASELINE, kind, lambda x, w: torch._grouped_mm(x, w.mT, offs=offs))]
     for recipe in recipes:
-        benches.append(Bench(recipe, "ragged", lambda x, w, recipe=recipe: moxie.grouped_mm(x, w, offs, recipe=recipe)))
+        benches.append(Bench(recipe, kind, lambda x, w, recipe=recipe: moxie.grouped_mm(x, w, offs, recipe=recipe)))
     # torchao takes no other groups than aligned ones; on a GPU its emulation is left out.
     aligned = aligned_sizes(rows, groups)
     if device == "cpu" and rows % 32 == 0 and min(aligned) > 0:
@@ -100,6 +131,43 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
             for _ in range(NUM_BUFFERS)]
 
 
+def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:
+    """Of a recipe of blocks; another has no operands of its own."""
+    blocks = moxie.Recipe.from_name(recipe)
+    if blocks.scaling != "block" or blocks.wgrad_with_hp or blocks.kernels == "emulated":
+        return []
+    rows, n, k, groups = shape
+    offs = offs_of(sizes, buffers[0][0].device.type)
+    x, w, dy = ([buffer[j].detach() for buffer in buffers] for j in range(3))
+    quantize = lambda t, colwise: moxie.quantize_both(  # noqa: E731
+        t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule)
+    of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
+    of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
+    of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)  # noqa: E731
+    xq, wq, dyq = ([of(i) for i in range(NUM_BUFFERS)] for of in (of_x, of_w, of_dy))
+    at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form:2 * form + 2]  # noqa: E731
+    flops, a, b = 2.0 * sum(sizes) * n * k, rows * (k + 2 * n), groups * n * k
+    return [
+        Pass(recipe, "quantize x", 0, 4.0 * rows * k, of_x),
+        Pass(recipe, "quantize w", 0, 4.0 * b, of_w),
+        Pass(recipe, "quantize dy", 0, 4.0 * rows * n, of_dy),
+        Pass(recipe, "forward", flops, a + b,
+             lambda i: torch.ops.moxie.grouped_mm.quantized(*at(xq, i, 0), *at(wq, i, 0), offs, recipe=recipe)),
+        Pass(recipe, "dgrad", flops, rows * (n + 2 * k) + b,
+             lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, recipe=recipe)),
+        Pass(recipe, "wgrad", flops, rows * (n + k) + 2 * b,
+             lambda i: moxie.grouped_wgrad(*at(dyq, i, 1), *at(xq, i, 1), rows, offs, recipe=recipe)),
+    ]
+
+
+def dense_pass() -> Pass:
+    size = 8192
+    a, b = (torch.randn(size, size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
+    ones = torch.ones(size, 1, device="cuda")
+    return Pass("", DENSE, 2.0 * size**3, 4.0 * size**2,
+                lambda i: torch._scaled_mm(a, b.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16))
+
+
 # ---- how ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -111,6 +179,10 @@ def step(bench: Bench, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, devic
     return harness.laps([forward, backward], device)
 
 
+def whole_step(bench: Bench, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> None:
+    torch.autograd.grad(bench.forward(x, w), (x, w), dy)
+
+
 def measure(benches: list[Bench], shape: tuple[int, ...], repetitions: int, device: str) -> None:
     """A round has each bench once, in an order of its own, so that none always follows the same one."""
     buffers = buffers_of(shape, device)
@@ -120,6 +192,37 @@ def measure(benches: list[Bench], shape: tuple[int, ...], repetitions: int, devi
             seconds = step(bench, *buffers[i % NUM_BUFFERS], device)
             if i >= 0:
                 bench.seconds.append(seconds)
+
+
+def measure_passes(passes: list[Pass], repetitions: int, device: str) -> None:
+    rng = random.Random(0)
+    for i in harness.rounds(repetitions):
+        for one in rng.sample(passes, len(passes)):
+            seconds = harness.seconds_of(lambda: one.call(i), device)
+            if i >= 0:
+                one.seconds.append(seconds)
+
+
+def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool) -> float:
+    """The time of a call in 1 s of them, after 2 s of them: a GPU at its power limit has lowered its clocks by then."""
+    scale = 0.01 if quick else 1.0
+    warm, timed = (max(math.ceil(scale * share / seconds), 1) for share in (2.0, 1.0))
+
+    def repeat(count: int) -> None:
+        for i in range(count):
+            call(i)
+
+    return harness.laps([lambda: repeat(warm), lambda: repeat(timed)], device)[1] / timed
+
+
+def sustain_all(benches: list[Bench], passes: list[Pass], shape: tuple[int, ...], device: str, quick: bool) -> None:
+    buffers = buffers_of(shape, device)
+    for bench in benches:
+        total = min(sum(seconds) for seconds in bench.seconds)
+        call = lambda i: whole_step(bench, *buffers[i % NUM_BUFFERS])  # noqa: E731
+        bench.sustained = sustain(call, total, device, quick)
+    for one in passes:
+        one.sustained = sustain(one.call, min(one.seconds), device, quick)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------
@@ -134,18 +237,54 @@ def rows_of(benches: list[Bench], shape: tuple[int, ...]) -> list[dict]:
                      "forward_seconds": harness.spread(forward), "backward_seconds": harness.spread(backward),
                      "seconds": harness.spread(total)})
     baseline = rows[0]["seconds"]["median"]
-    for row in rows:
+    for row, bench in zip(rows, benches):
         row["times_bf16"] = row["seconds"]["median"] / baseline
+        if bench.sustained:
+            row["sustained_seconds"] = bench.sustained
+            row["sustained_times_bf16"] = bench.sustained / benches[0].sustained
+    return rows
+
+
+def pass_rows(passes: list[Pass], shape: tuple[int, ...]) -> list[dict]:
+    """TFLOPS of products, of useful rows alone; GB/s of quantizers, over the bytes that they cannot avoid."""
+    dense = next((one for one in passes if one.name == DENSE), None)
+    rows = []
+    for one in passes:
+        row = {"name": one.recipe, "pass": one.name, "shape": list(shape), "seconds": harness.spread(one.seconds)}
+        for protocol, seconds in (("burst", row["seconds"]["median"]), ("sustained", one.sustained)):
+            if seconds is None:
+                continue
+            row[protocol] = (one.flops / 1e12 if one.flops else one.bytes / 1e9) / seconds
+            if dense and one.flops:
+                base = statistics.median(dense.seconds) if protocol == "burst" else dense.sustained
+                row[f"{protocol}_of_dense"] = row[protocol] * base / (dense.flops / 1e12)
+        row["flops"], row["bytes"] = one.flops, one.bytes
+        rows.append(row)
     return rows
 
 
 def table(report: dict) -> str:
-    lines = [("what", "M x N x K x G", "groups", "forward ms", "backward ms", "total ms", "x bf16")]
+    head = ("what", "M x N x K x G", "groups", "forward ms", "backward ms", "total ms", "x bf16")
+    sustained = any("sustained_seconds" in row for row in report["rows"])
+    lines = [head + (("sustained ms", "x bf16") if sustained else ())]
     for row in report["rows"]:
-        ms = [f"{row[part]['median'] * 1e3:.3f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
-        lines.append((row["name"], "x".join(map(str, row["shape"])), row["groups"], *ms, f"{row['times_bf16']:.2f}"))
+        cells = [f"{row[part]['median'] * 1e3:.3f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
+        cells.append(f"{row['times_bf16']:.2f}")
+        if sustained:
+            cells += [f"{row['sustained_seconds'] * 1e3:.3f}", f"{row['sustained_times_bf16']:.2f}"]
+        lines.append((row["name"], "x".join(map(str, row["shape"])), row["groups"], *cells))
     return (f"{harness.about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}; median of "
             f"{report['repetitions']}; w quantized in every step\n{harness.text_table(lines, left=3)}")
+
+
+def pass_table(report: dict) -> str:
+    lines = [("recipe", "M x N x K x G", "pass", "ms", "burst", "of dense", "sustained", "of dense", "")]
+    for row in report["passes"]:
+        number = lambda name, form: format(row[name], form) if name in row else ""  # noqa: E731
+        lines.append((row["name"], "x".join(map(str, row["shape"])), row["pass"], f"{row['seconds']['median'] * 1e3:.3f}",
+                      number("burst", ".1f"), number("burst_of_dense", ".3f"), number("sustained", ".1f"),
+                      number("sustained_of_dense", ".3f"), "TFLOPS" if row["flops"] else "GB/s"))
+    return harness.text_table(lines, left=3)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -160,16 +299,38 @@ def main() -> int:
     harness.add_options(parser)
     parser.add_argument("--shape", nargs="+", type=parse_shape, help="MxNxKxG: x [M, K], w [G, N, K]")
     parser.add_argument("--recipes", nargs="+", help="default: every one whose numerics differ")
+    parser.add_argument("--groups", choices=("ragged", "zipf"), default="ragged",
+                        help="sizes near the mean; or one large, one empty, the others falling")
+    parser.add_argument("--sustained", action="store_true", help="also 1 s of each after 2 s of it")
+    parser.add_argument("--passes", action="store_true", help="also each quantizer and product of a step on its own")
+    parser.add_argument("--plot", type=pathlib.Path, help="picture: speed-up against M, and the roofline of --passes")
     options = harness.parse_options(parser)
     recipes = options.recipes or [name for name in moxie.recipe_names() if "emulated" not in name]
     shapes = options.shape or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
-    report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": []}
+    report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": [], "passes": []}
     for shape in shapes:
-        benches = benches_of(shape[0], shape[3], options.device, recipes)
+        sizes = (zipf_sizes if options.groups == "zipf" else ragged_sizes)(shape[0], shape[3])
+        benches = benches_of(shape[0], options.groups, sizes, options.device, recipes)
         measure(benches, shape, options.repetitions, options.device)
+        passes = []
+        if options.passes:
+            buffers = buffers_of(shape, options.device)
+            passes = [one for recipe in recipes for one in passes_of(recipe, shape, sizes, buffers)]
+            passes += [dense_pass()] if options.device == "cuda" else []
+            measure_passes(passes, options.repetitions, options.device)
+        if options.sustained:
+            sustain_all(benches, passes, shape, options.device, options.quick)
         report["rows"] += rows_of(benches, shape)
+        report["passes"] += pass_rows(passes, shape)
     harness.write_report(report, options, "grouped_mm")
+    if options.plot:
+        import grouped_plots  # matplotlib is not needed otherwise
+
+        grouped_plots.draw(report, options.plot, options.device)
+        print(f"drawn in {options.plot}\n")
+    if report["passes"]:
+        print(pass_table(report) + "\n")
     print(table(report))
     return 0
 

@@ -52,17 +52,20 @@ class Consumer {
   __device__ Consumer(const GemmParams& p, GemmShared<Tile>& shared)
       : shared_(shared), queue_(shared), scales_(p), warpgroup_(uniform(cuda::warp_index() / 4)) {}
 
-  // Calls store(work, sums) for each tile.
+  // Calls store(work, sums) for each tile. The first product of the next one is under way then.
   template <class Store>
-  __device__ void run(Store&& store) {
+  __device__ __forceinline__ void run(Store&& store) {
+    Product product;
+    Sums<Tile> sums;
     const Work* work = start_next();
+    begin(*work, product);
     while (uniform(work->valid)) {
-      Sums<Tile> sums;
 #pragma unroll
       for (auto& wave : sums)
 #pragma unroll
         for (float& sum : wave) sum = 0.f;
-      const Work* next = multiply(*work, sums);
+      const Work* next = multiply(*work, product, sums);
+      begin(*next, product);
       store(*work, sums);
       __syncwarp();
       if (cuda::lane_index() == 0) queue_.release(*work);
@@ -71,88 +74,129 @@ class Consumer {
   }
 
  private:
+  using Product = float[64];
+  using MyScales = Scales<kRagged, Tile>;
+  struct Operands {
+    uint32_t a, b;  // wgmma_operand
+  };
+
   // The loads of its first scales are then under way.
-  __device__ const Work* start_next() {
+  __device__ __forceinline__ const Work* start_next() {
     const Work& next = queue_.next();
     scales_.start(next);
     return &next;
   }
 
+  // 64 rows at a time, taken by the warpgroups in turn; those past the last are left out.
+  __device__ __forceinline__ int live_waves(const Work& work) const {
+    return uniform(ceil_div(work.rows - warpgroup_ * kWgmmaM, kWgmmaM * kConsumers));
+  }
+
+  // Issues the first product, so that the pipe has work while the tile before is stored.
+  __device__ __forceinline__ void begin(const Work& work, Product& product) {
+    if (live_waves(work) <= 0 || uniform(work.k_blocks) <= 0) return;
+    mbarrier_wait(&shared_.full[at_.slot], at_.phase);
+    issue(operands(), 0, product);
+  }
+
   // Returns the work that follows.
-  __device__ const Work* multiply(const Work& work, Sums<Tile>& sums) {
-    const int steps = uniform(work.k_blocks);
-    // 64 rows at a time, taken by the warpgroups in turn; those past the last are left out.
-    const int live = uniform(ceil_div(work.rows - warpgroup_ * kWgmmaM, kWgmmaM * kConsumers));
+  __device__ __forceinline__ const Work* multiply(const Work& work, Product& product,
+                                                  Sums<Tile>& sums) {
+    const int steps = uniform(work.k_blocks), live = live_waves(work);
     if (live <= 0 || steps == 0) {
       for (int step = 0; step < steps; ++step, at_.advance()) {
         mbarrier_wait(&shared_.full[at_.slot], at_.phase);
-        release();
+        release(at_.slot);
       }
       return start_next();
     }
     const Work* next = nullptr;
-    for (int step = 0; step < steps; step += kQuad) {
-      const int count = min(steps - step, kQuad);
-      scales_.take(count);
-      if (steps - step > kQuad)
+    Operands of = operands();
+    for (int left = steps; left > 0; left -= kQuad) {
+      scales_.take(left);
+      if (left > kQuad)
         scales_.turn();
       else
         next = start_next();
       // Separate loops, so that the usual one is short and straight: jumps over code that is not
       // taken cost 6 % when they were inside.
       if (uniform(scales_.wild()))
-        quad<Tile::kWaves, true>(work, step, count, sums);
+        quad<Tile::kWaves, true>(work, steps, left, of, product, sums);
       else if (live >= Tile::kWaves)
-        quad<Tile::kWaves, false>(work, step, count, sums);
+        quad<Tile::kWaves, false>(work, steps, left, of, product, sums);
       else
-        quad<1, false>(work, step, count, sums);
+        quad<1, false>(work, steps, left, of, product, sums);
     }
     return next;
   }
 
-  template <int kWaves, bool kWild>
-  __device__ __forceinline__ void quad(const Work& work, int first, int count, Sums<Tile>& sums) {
-#pragma unroll 1
-    for (int i = 0; i < count; ++i, at_.advance()) {
-      mbarrier_wait(&shared_.full[at_.slot], at_.phase);
-      const auto& stage = shared_.stage[at_.slot];
-      const uint64_t b = wgmma_descriptor(stage.b);
-      const uint64_t a = wgmma_descriptor(stage.a + warpgroup_ * kWgmmaM * kTileK);
-#pragma unroll
-      for (int wave = 0; wave < kWaves; ++wave) {
-        // Descriptors count in 16 bytes.
-        constexpr int kNextK = kWgmmaK / 16, kNextWave = kConsumers * kWgmmaM * kTileK / 16;
-        float product[64];
-        keep_in_registers(product);
-        wgmma_fence();
-#pragma unroll
-        for (int k = 0; k < kTileK / kWgmmaK; ++k)
-          wgmma_m64n128k32(product, a + wave * kNextWave + k * kNextK, b + k * kNextK, k != 0);
-        wgmma_commit_group();
-        wgmma_wait_group<0>();
-        keep_in_registers(product);
-        if (wave + 1 == kWaves) release();
-        if constexpr (kWild)
-          promote_wild(work, first + i, wave, product, sums[wave]);
-        else
-          promote(wave, product, sums[wave]);
-      }
-      scales_.step();
-    }
+  __device__ __forceinline__ Operands operands() const {
+    const auto& stage = shared_.stage[at_.slot];
+    return {wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK), wgmma_operand(stage.b)};
   }
 
-  __device__ __forceinline__ void promote(int wave, const float (&product)[64], float (&sums)[64]) {
+  __device__ __forceinline__ void issue(const Operands& of, int wave, Product& product) {
+    // Operands count in 16 bytes.
+    constexpr int kNextK = kWgmmaK / 16, kNextWave = kConsumers * kWgmmaM * kTileK / 16;
+    keep_in_registers(product);
+    wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < kTileK / kWgmmaK; ++k)
+      wgmma_m64n128k32(product, of.a + wave * kNextWave + k * kNextK, of.b + k * kNextK, k != 0);
+    wgmma_commit_group();
+  }
+
+  // At most four steps, `left` being left of the tile. The first product of the first is under way,
+  // and in the end that of the step after the last, if there is one.
+  template <int kWaves, bool kWild>
+  __device__ __forceinline__ void quad(const Work& work, int steps, int left, Operands& of,
+                                       Product& product, Sums<Tile>& sums) {
+    const int last = max(left - kQuad, 0);
+#pragma unroll 1
+    do {
+      --left;
+      const int done = at_.slot;
+#pragma unroll
+      for (int wave = 0; wave < kWaves; ++wave) {
+        typename MyScales::Factors factors;
+        if constexpr (!kWild) scales_.factors(wave, factors);
+        // While the last product of the step is under way: between two every instruction counts.
+        if (wave + 1 == kWaves) {
+          scales_.step();
+          at_.advance();
+          if (left > 0) mbarrier_wait(&shared_.full[at_.slot], at_.phase);
+        }
+        wgmma_wait_group<0>();
+        keep_in_registers(product);
+        if (wave + 1 == kWaves) {
+          release(done);
+          of = operands();
+        }
+        if constexpr (kWild)
+          promote_wild(work, steps - left - 1, wave, product, sums[wave]);
+        else
+          promote(factors, product, sums[wave]);
+        if (wave + 1 < kWaves)
+          issue(of, wave + 1, product);
+        else if (left > 0)
+          issue(of, 0, product);
+      }
+    } while (left > last);
+  }
+
+  __device__ __forceinline__ void promote(const typename MyScales::Factors& factors,
+                                          const Product& product, float (&sums)[64]) {
 #pragma unroll
     for (int i = 0; i < 64; ++i)
-      sums[i] = fmaf(product[i], scales_.scale(wave, i / 2 % 2, i / kPerColumn), sums[i]);
+      sums[i] = fmaf(product[i], factors[i / 2 % 2][i / kPerColumn], sums[i]);
   }
 
   __device__ __forceinline__ void promote_wild(const Work& work, int step, int wave,
-                                               const float (&product)[64], float (&sums)[64]) {
+                                               const Product& product, float (&sums)[64]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half)
 #pragma unroll
-      for (int j = 0; j < Scales<kRagged, Tile>::kColumns; ++j) {
+      for (int j = 0; j < MyScales::kColumns; ++j) {
         const float2 scale = scales_.wild_scale(work, step, wave, half, j);
 #pragma unroll
         for (int i = j * kPerColumn; i < (j + 1) * kPerColumn; ++i)
@@ -161,16 +205,16 @@ class Consumer {
   }
 
   // The stage is free once every warp of both CTAs has said so: a was loaded by both.
-  __device__ __forceinline__ void release() {
+  __device__ __forceinline__ void release(int slot) {
     const auto cta = static_cast<uint32_t>(cuda::lane_index());
-    if (cta < kCluster) mbarrier_arrive_cluster(&shared_.empty[at_.slot], cta);
+    if (cta < kCluster) mbarrier_arrive_cluster(&shared_.empty[slot], cta);
   }
 
-  static constexpr int kPerColumn = Scales<kRagged, Tile>::kPerColumn;
+  static constexpr int kPerColumn = MyScales::kPerColumn;
 
   GemmShared<Tile>& shared_;
   WorkQueue<Tile> queue_;
-  Scales<kRagged, Tile> scales_;
+  MyScales scales_;
   RingPlace<Tile::kStages> at_;
   int warpgroup_;
 };

@@ -12,8 +12,9 @@ inline constexpr int kQuad = 4;  // codes in a word
 
 // The aligned word at `at`, of which only the bytes inside the matrix are read.
 __device__ inline uint32_t load_codes(const ScaleMatrix& scale, const uint8_t* at) {
-  const uint8_t* end = scale.data + scale.rows * scale.stride;
-  if (at >= scale.data && at + kQuad <= end) return __ldg(reinterpret_cast<const uint32_t*>(at));
+  const uint8_t* end = scale.end;
+  if (__builtin_expect(at >= scale.data && at + kQuad <= end, true))
+    return __ldg(reinterpret_cast<const uint32_t*>(at));
   uint32_t codes = 0;
   for (int i = 0; i < kQuad; ++i)
     if (at + i >= scale.data && at + i < end) codes |= uint32_t{at[i]} << (8 * i);
@@ -80,6 +81,7 @@ class Scales {
  public:
   static constexpr int kColumns = kRagged == Ragged::kRows ? 1 : 4;
   static constexpr int kPerColumn = 64 / kColumns;  // accumulators of a wave that share one
+  using Factors = float[2][kColumns];
 
   __device__ explicit Scales(const GemmParams& p) : p_(p) {}
 
@@ -120,13 +122,17 @@ class Scales {
 
   __device__ bool wild() const { return wild_; }
 
-  // Of this step, not wild: for the first or second row of a wave and the j-th column of scales.
-  __device__ float scale(int wave, int half, int j) const {
-    const uint32_t a = a_words_[2 * wave + half] & kExponent;
-    if constexpr (kColumns == 1) return __uint_as_float(a);
-    return __uint_as_float(a + (b_words_[j] & kExponent));
+  // Of this step, not wild: for the first and second row of a wave and each column of scales.
+  __device__ __forceinline__ void factors(int wave, Factors& factors) const {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const uint32_t a = a_words_[2 * wave + half] & kExponent;
+#pragma unroll
+      for (int j = 0; j < kColumns; ++j)
+        factors[half][j] = __uint_as_float(kColumns == 1 ? a : a + (b_words_[j] & kExponent));
+    }
   }
-  __device__ void step() {
+  __device__ __forceinline__ void step() {
 #pragma unroll
     for (uint32_t& word : a_words_) word = __funnelshift_r(word, word, 8);
     if constexpr (kColumns > 1) {

@@ -73,7 +73,11 @@ static_assert(sizeof(GemmShared<GemmTile<1>>) <= kMaxShared);
 
 // Plain scales: rows of codes along k.
 struct ScaleMatrix {
-  const uint8_t* data;
+  ScaleMatrix() = default;
+  ScaleMatrix(const uint8_t* data, int64_t rows, int64_t stride)
+      : data(data), end(data + rows * stride), rows(rows), stride(stride) {}
+
+  const uint8_t *data, *end;
   int64_t rows, stride;  // stride: codes per row
 };
 

@@ -8,14 +8,18 @@
 
 namespace moxie::sm90 {
 
-// The descriptor of a K-major operand whose rows are 128 bytes, swizzled as TMA writes them. Eight
-// rows make one 1024-byte pattern, which is the stride from one eight to the next. smem is
-// 1024-aligned; adding byte / 16 to a descriptor moves along K.
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void* smem) {
-  constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-  constexpr uint64_t kStride = uint64_t{1024 >> 4} << 32;
-  constexpr uint64_t kLeading = uint64_t{1} << 16;  // not used by swizzled K-major operands
-  return kSwizzle128 | kStride | kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
+// An operand: the low word of its descriptor, 16 bytes per unit, so that adding bytes / 16 moves
+// along K or down the rows. K-major, rows of 128 bytes, swizzled as TMA writes them; smem is
+// 1024-aligned.
+__device__ __forceinline__ uint32_t wgmma_operand(const void* smem) {
+  constexpr uint32_t kLeading = 1 << 16;  // not used by swizzled K-major operands
+  return kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
+}
+// The high word is the same for all. Eight rows make one 1024-byte pattern, which is the stride
+// from one eight to the next.
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t operand) {
+  constexpr uint32_t kSwizzle128 = 1u << 30, kStride = 1024 >> 4;
+  return uint64_t{kSwizzle128 | kStride} << 32 | operand;
 }
 
 __device__ __forceinline__ void wgmma_fence() {
@@ -39,7 +43,7 @@ __device__ __forceinline__ void keep_in_registers(float (&d)[kCount]) {
 // d = A * B + (accumulate ? d : 0). Thread t of the warpgroup holds rows t / 4 % 8 and that plus 8
 // of the 16 rows of its warp: d[4j], d[4j + 1] are columns 8j + t % 4 * 2 and the next of the first
 // row, d[4j + 2], d[4j + 3] those of the second.
-__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint64_t a, uint64_t b,
+__device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint32_t a, uint32_t b,
                                                  bool accumulate) {
   asm volatile(
       "{\n"
@@ -66,7 +70,7 @@ __device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint64_t a, uin
         "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]),
         "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]),
         "+f"(d[63])
-      : "l"(a), "l"(b), "r"(static_cast<int32_t>(accumulate)));
+      : "l"(wgmma_descriptor(a)), "l"(wgmma_descriptor(b)), "r"(static_cast<int32_t>(accumulate)));
 }
 
 }  // namespace moxie::sm90
