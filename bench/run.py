@@ -162,6 +162,8 @@ class Plan:
         self.add("dequantize_colwise", "32x1 bf16", colwise, **offs)
         self.add("requantize", "1x32 -> 32x1", rowwise, **offs)
         if self.device == "cuda":
+            swizzled = {"scale_layout": "swizzled"}
+            self.add("requantize", "1x32 -> 32x1 swizzled", rowwise, cost=swizzled, **swizzled, **offs)
             wide = [moxie.quantize_rowwise(*x, block="1x128", **offs) for x in x]
             self.add("requantize", "1x128 -> 128x32", wide, cost=blocks, block="1x128", colwise_block="128x32", **offs)
         self.add("quantize_per_row", "bf16", x, **offs)
@@ -177,15 +179,15 @@ class Plan:
         rows, dim = self.shape
         offs = {"offs": self.offs}
         one = rows * dim * BF16.itemsize  # bytes of [rows, dim]
-        both = self.bytes_of("quantize_both") - one  # of both forms of it
         wide = torch.cat([x[0][0], x[-1][0]], 1)  # [rows, 2 * dim]
         self.add("swiglu", "bf16", [(wide,)], num_bytes=3 * one)
         self.add("swiglu_backward", "bf16", [(*x[0], wide)], num_bytes=5 * one)
-        self.add("swiglu_quantize_both", "1x32 + 32x1", [(wide,)], num_bytes=2 * one + both, **offs)
-        self.add("swiglu_backward_quantize_both", "1x32 + 32x1", [(*x[0], wide)], num_bytes=3 * one + 2 * both, **offs)
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
-        both = self.bytes_of("quantize_both", **blocks) - one
-        self.add("swiglu_quantize_both", "1x128 + 128x32", [(wide,)], num_bytes=2 * one + both, **blocks, **offs)
+        kinds = {"1x32 + 32x1": {}, "1x32 + 32x1 swizzled": {"scale_layout": "swizzled"}, "1x128 + 128x32": blocks}
+        for variant, kind in kinds.items():
+            both = self.bytes_of("quantize_both", **kind) - one  # of both forms of [rows, dim]
+            self.add("swiglu_quantize_both", variant, [(wide,)], num_bytes=2 * one + both, **kind, **offs)
+            self.add("swiglu_backward_quantize_both", variant, [(*x[0], wide)], num_bytes=3 * one + 2 * both, **kind, **offs)
         tokens = rows // TOP_K
         if tokens == 0:
             return
@@ -199,8 +201,10 @@ class Plan:
                  num_bytes=one + one // TOP_K, weights=weights)
         self.add("unpermute_weights", f"top_k {TOP_K}", [(*some[0], *x, row_of, TOP_K) for x in x],
                  num_bytes=one + one // TOP_K)
-        self.add("permute_quantize_both", "1x128 + 128x32", [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both,
-                 offs=ends, **blocks)
+        for variant, kind in kinds.items():
+            both = self.bytes_of("quantize_both", **kind) - one
+            self.add("permute_quantize_both", variant, [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both,
+                     offs=ends, **kind)
 
     def bytes_of(self, op: str, **cost) -> float:
         return sum(torch.ops.moxie._cost(op, list(self.shape), dtype=BF16, num_groups=self.num_groups, **cost)[1:])

@@ -181,6 +181,10 @@ struct Patch<e4m3> {
 
   __device__ void prepare() {
     share_codes();
+    find_unit();
+  }
+  // The largest code, and whether f16 has all values in multiples of that scale.
+  __device__ void find_unit() {
     const uint32_t most = __vmaxu2(__vmaxu2(code[0], code[1]), __vmaxu2(code[2], code[3])),
                    few = __vminu2(__vminu2(code[0], code[1]), __vminu2(code[2], code[3]));
     unit = max(most & 0xffff, most >> 16);
@@ -238,18 +242,18 @@ struct Patch<e4m3> {
 
   // What turns `half` into e4m3, as pairs of f16. False where f16 has no such power of two.
   __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kPatch / 2]) const {
-    // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30.
+    // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30. That
+    // of a NaN is 255.
     const int less = 239 - static_cast<int>(unit);
-    const uint32_t low = max(less + 1, 0) * 0x10001u, high = (less + 30) * 0x10001u;
-    bool fits = exact;
+    const uint32_t low = max(less + 1, 0) * 0x10001u, high = min(less + 30, 254) * 0x10001u;
+    uint32_t least = high, most = low;
 #pragma unroll
     for (int j = 0; j < kPatch / 2; ++j) {
       const uint32_t exponent = scales.inverse[j] >> 7 & 0x00ff00ffu;
-      const bool nan = scales.inverse[j] & 0x00400040u;
-      fits = fits && !nan && __vminu2(__vmaxu2(exponent, low), high) == exponent;
+      least = __vminu2(least, exponent), most = __vmaxu2(most, exponent);
       factor[j] = (exponent << 10) - less * kOne;
     }
-    return fits;
+    return exact && __vmaxu2(least, low) == least && __vminu2(most, high) == most;
   }
 };
 

@@ -141,8 +141,8 @@ template <bool kIsAligned>
 struct RowwiseSource : OneTile {
   using Element = e4m3;
   static constexpr bool kAligned = kIsAligned;
-  static constexpr bool kStaged = kAligned;
-  static constexpr int kCtas = kAligned ? 3 : 2;
+  static constexpr bool kStaged = false;
+  static constexpr int kCtas = 2;
   static constexpr int64_t kLongestRun = 8;  // it is arithmetic that takes the time here
   const e4m3* qdata;
   const e8m0* scale;
@@ -166,33 +166,12 @@ struct RowwiseSource : OneTile {
     load_codes(span, patches[0].loaded);
   }
 
-  using Held = uint8_t[2];
-  using Stage = uint2[kPatch][kThreads];
-  __device__ void hold(const TileSpan& span, Held& held) const { load_codes(span, held); }
-  __device__ void stage(const TileSpan& span, Stage& stage) const {
-    const e4m3* from = first(span);
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols)
-      stage_piece(stage[i], from, patch_row() + i < span.rows && patch_col() < span.cols);
-    __pipeline_commit();
-  }
-  __device__ static void unstage(const Stage& stage, const Held& held,
-                                 Patch<e4m3> (&patches)[kParts]) {
-    patches[0].loaded[0] = held[0], patches[0].loaded[1] = held[1];
-    __pipeline_wait_prior(0);
-#pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      const uint2 two = stage[i][threadIdx.x];
-      patches[0].word[i][0] = two.x, patches[0].word[i][1] = two.y;
-    }
-  }
-
  private:
   __device__ const e4m3* first(const TileSpan& span) const {
     return qdata + (span.row + patch_row()) * cols + span.col + patch_col();
   }
   // Four lanes are inside one block: the columns of a rowwise one are 32 or more.
-  __device__ void load_codes(const TileSpan& span, Held& codes) const {
+  __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
     const int row = patch_row() + lane_index() % 4 * 2;
     const e8m0* from = scale + ((span.col + patch_col()) >> col_shift);
 #pragma unroll

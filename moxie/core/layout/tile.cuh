@@ -88,10 +88,11 @@ struct alignas(16) ByteTile {
 };
 static_assert(kTileRows / kPatch == kPatchLanes);
 
-// Eight bytes of each column of this thread's patch, four rows to a word. `rows` are the span's:
-// from there on the tile is padded with zeros, also where a scale is NaN.
-__device__ inline void store_columns(ByteTile& tile, int rows, uint32_t (&piece)[kPatch][2]) {
-  if (const int left = rows - patch_row(); left < kPatch) {
+// Eight bytes of each column of this thread's patch, four rows to a word. The patch has `left`
+// rows: from there on it is padded with zeros, also where a scale is NaN.
+template <class Tile>
+__device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kPatch][2]) {
+  if (left < kPatch) {
     const auto bytes_below = [](int count) {
       return count >= 4 ? ~0u : count <= 0 ? 0u : (1u << 8 * count) - 1;
     };
@@ -103,8 +104,8 @@ __device__ inline void store_columns(ByteTile& tile, int rows, uint32_t (&piece)
 }
 
 // Encodes this thread's patch column by column; scaled(i, x) gives its row i.
-template <class Scaled>
-__device__ void turn_rows(ByteTile& tile, int rows, Scaled&& scaled) {
+template <class Tile, class Scaled>
+__device__ void turn_rows(Tile& tile, int left, Scaled&& scaled) {
   uint32_t piece[kPatch][2] = {};
 #pragma unroll
   for (int i = 0; i < kPatch; i += 2) {
@@ -113,11 +114,11 @@ __device__ void turn_rows(ByteTile& tile, int rows, Scaled&& scaled) {
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) piece[j][i / 4] |= encode2(x[0][j], x[1][j]) << 8 * (i % 4);
   }
-  store_columns(tile, rows, piece);
+  store_columns(tile, left, piece);
 }
 
-template <class Element>
-__device__ void turn_patch(ByteTile& tile, int rows, const Patch<Element>& patch,
+template <class Tile, class Element>
+__device__ void turn_patch(Tile& tile, int left, const Patch<Element>& patch,
                            const Scales<typename Patch<Element>::Peak>& scales) {
   if constexpr (std::is_same_v<Element, e4m3>) {
     uint32_t factor[kPatch / 2];
@@ -137,11 +138,11 @@ __device__ void turn_patch(ByteTile& tile, int rows, const Patch<Element>& patch
 #pragma unroll
           for (int k = 0; k < 4; ++k) piece[j + k][i / 4] = four[k];
         }
-      store_columns(tile, rows, piece);
+      store_columns(tile, left, piece);
       return;
     }
   }
-  turn_rows(tile, rows, [&](int i, float(&x)[kPatch]) { patch.by_column(i, scales, x); });
+  turn_rows(tile, left, [&](int i, float(&x)[kPatch]) { patch.by_column(i, scales, x); });
 }
 
 // ---- operands: where a tile goes ----

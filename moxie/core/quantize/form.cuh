@@ -63,29 +63,39 @@ __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
     if (i < count) to[i] = {static_cast<uint8_t>(codes >> 8 * i)};
 }
 
+// The line of a tile whose scales a thread stores, of kTileRows threads. Swizzled, so that
+// neighbours store neighbouring words: the L2 cache counts sectors of 32 bytes.
+template <Form kForm>
+__device__ int scale_line(const FormParams<kForm>& form, int thread) {
+  constexpr int kBands = 4, kBand = kScaleTileRows / kBands;
+  return form.layout == ScaleLayout::kPlain ? thread : thread % kBands * kBand + thread / kBands;
+}
+
 // Where one thread stores scales: those of one line of a tile, one per 32 along k. Blocks that are
 // larger have theirs repeated; plain scales are those of the blocks that begin in this line. A tile
 // has exactly one tile of swizzled scales, which is written whole, padding and all.
 template <Form kForm>
 struct LineScales {
   e8m0* to;
-  int64_t step;  // to the tile beside this one
 
   // outer and k are of the tile's first element.
   __device__ LineScales(const FormParams<kForm>& form, const Place& place, int64_t outer, int64_t k,
                         int line) {
-    constexpr bool kRowwise = kForm == Form::kRowwise;
     to = form.scale + place.scale;
-    if (form.layout == ScaleLayout::kPlain) {
+    if (form.layout == ScaleLayout::kPlain)
       to += ((outer + line) >> form.outer_shift) * place.scale_stride + (k >> form.k_shift);
-      step = kRowwise ? kTileCols >> form.k_shift
-                      : (kTileCols >> form.outer_shift) * place.scale_stride;
-    } else {
+    else
       to += swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
-      step = kScaleTileBytes * (kRowwise ? 1 : place.scale_stride);
-    }
   }
-  __device__ void move(int tiles) { to += tiles * step; }
+  // To the tile that is so many to the right in x.
+  __device__ void move(const FormParams<kForm>& form, const Place& place, int tiles) {
+    constexpr bool kRowwise = kForm == Form::kRowwise;
+    const bool plain = form.layout == ScaleLayout::kPlain;
+    const int step = !plain     ? static_cast<int>(kScaleTileBytes)
+                     : kRowwise ? kTileCols >> form.k_shift
+                                : kTileCols >> form.outer_shift;
+    to += (kRowwise ? 1 : place.scale_stride) * tiles * step;
+  }
 
   __device__ void store(const FormParams<kForm>& form, const TileOperand& out, int line,
                         uint32_t codes) const {
@@ -108,12 +118,15 @@ struct LineScales {
 struct ColumnScales {
   static constexpr int kLines = kThreads / kMaxRowBlocks;
   bool by_four;
+  int line;
   LineScales<Form::kColwise> first;
 
   __device__ ColumnScales(const FormParams<Form::kColwise>& form, const Place& place, int64_t col,
                           int64_t row)
       : by_four(form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift),
-        first(form, place, col, row, by_four ? threadIdx.x / kMaxRowBlocks : threadIdx.x) {
+        line(by_four ? static_cast<int>(threadIdx.x / kMaxRowBlocks)
+                     : scale_line(form, static_cast<int>(threadIdx.x))),
+        first(form, place, col, row, line) {
     if (by_four) first.to += threadIdx.x % kMaxRowBlocks;
   }
 
@@ -125,12 +138,12 @@ struct ColumnScales {
       e8m0* to = first.to;
 #pragma unroll
       for (int i = 0; i < kTileCols; i += kLines) {
-        const int line = static_cast<int>(threadIdx.x / kMaxRowBlocks) + i;
-        if (line < out.outer && block * kMxBlock < out.k && first.begins_block(form, line))
-          *to = {code[block][line]};
+        const int at = line + i;
+        if (at < out.outer && block * kMxBlock < out.k && first.begins_block(form, at))
+          *to = {code[block][at]};
         to += (kLines >> form.outer_shift) * place.scale_stride;
       }
-    } else if (const int line = threadIdx.x; line < kTileCols) {
+    } else if (threadIdx.x < kTileCols) {
       first.store(form, out, line,
                   code[0][line] | code[1][line] << 8 | code[2][line] << 16 |
                       static_cast<uint32_t>(code[3][line]) << 24);

@@ -100,7 +100,7 @@ __device__ void quantize_columns(Storage& s, const Patch<Element>& patch,
   if (warp_index() % 2 == 0 && lane_index() < kPatchLanes)
     *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][patch_col()]) =
         uint2{scales.code[0], scales.code[1]};
-  turn_patch(s.tile, rows, patch, scales);
+  turn_patch(s.tile, rows - patch_row(), patch, scales);
 }
 
 template <class Source, bool kRowwise, bool kColwise, class Storage>
@@ -119,7 +119,13 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   TileOperand row_out{}, col_out{};
   if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
   if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
-  const int line = warp_index() * kWarpRows + lane_index() % kWarpRows;
+  row_out.outer = rows;
+  // Of the rowwise form: behind a barrier, if there is one, by the threads that store no colwise
+  // scales; else by each warp its own.
+  const int line = kColwise
+                       ? scale_line(p.rowwise, static_cast<int>(threadIdx.x % unsigned{kTileRows}))
+                       : warp_index() * kWarpRows + lane_index() % kWarpRows;
+  const bool has_line = kColwise ? threadIdx.x >= kThreads - kTileRows : lane_index() < kWarpRows;
   LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line);
   ColumnScales col_scales(p.colwise, s.colwise, col, at.row);
 
@@ -132,10 +138,18 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
     else
       source.load(span_at(c), patches);
   };
+  const auto store_row_scales = [&](int64_t moved) {
+    if (has_line)
+      row_scales.store(p.rowwise, row_out, line,
+                       *reinterpret_cast<const uint32_t*>(s.row_code[line]));
+    row_scales.move(p.rowwise, s.rowwise, static_cast<int>(moved / kTileCols));
+  };
   load(col);
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
     if constexpr (kStaged) source.unstage(s.stage, held, patches);
+    // Read again, so that no register holds them from one tile to the next.
+    if constexpr (kRowwise) row_out.stride = s.rowwise.qdata_stride;
     row_out.k = col_out.outer = clip(cols - col, kTileCols);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
@@ -164,15 +178,15 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
             raise_over_lanes<kPatchLanes - kMxBlock / kPatch>(peaks);
         }
         quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
-        if (lane_index() < kWarpRows)
-          row_scales.store(p.rowwise, row_out, line,
-                           *reinterpret_cast<const uint32_t*>(s.row_code[line]));
-        __syncwarp();
+        if constexpr (!kColwise) {
+          store_row_scales(moved);
+          __syncwarp();
+        }
         row_out.qdata += moved;
-        row_scales.move(static_cast<int>(moved / kTileCols));
       }
       if constexpr (kColwise) {
         if (!tall) __syncthreads();
+        if (kRowwise && !tall) store_row_scales(moved);
         quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
                          rows);
       }
@@ -181,10 +195,12 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
       if (!kStaged && part + 1 == kParts && col + step < cols) load(col + step);
       if (kColwise || tall) __syncthreads();
       if constexpr (kColwise) {
+        if (kRowwise && tall) store_row_scales(moved);
+        col_out.stride = s.colwise.qdata_stride;
         store_tile<Source::kAligned>(col_out, s.tile);
         col_scales.store(p.colwise, s.colwise, col_out, s.col_code);
         col_out.qdata += moved * col_out.stride;
-        col_scales.first.move(static_cast<int>(moved / kTileCols));
+        col_scales.first.move(p.colwise, s.colwise, static_cast<int>(moved / kTileCols));
       }
     }
     col += step;

@@ -1,17 +1,287 @@
+// Straight from FP8 to FP8: a byte in and a byte out, so that it is instructions that have to be
+// few. Tiles arrive by the copy engine, two ahead. A warp has 32 rows of 64 columns: an amax over
+// 32 rows needs no shared memory, and 16 bytes of the turned tile stay together. Tensors whose rows
+// are not whole numbers of 16 bytes take the quantizer's kernel.
+#include <limits>
+
 #include "moxie/core/quantize/tile.cuh"
 #include "moxie/core/requantize/backends.h"
+#include "moxie/core/sm90/tensor_map.cuh"
+#include "moxie/core/sm90/tma.cuh"
 
 namespace moxie::cuda {
+namespace {
+
+// Tiles side by side at most: as many as a sector of plain scales, 32 bytes, is long, so that it is
+// read once.
+constexpr int kRun = 8;
+constexpr int kStages = 2;
+constexpr int kWarpCols = 64;
+constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
+constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
+constexpr int kColBlocks = kTileCols / kMxBlock;  // of a tile
+constexpr int kRunBlocks = kRun * kColBlocks;
+static_assert(kWarps == kRowBlocks * (kTileCols / kWarpCols));
+
+__device__ int my_row() {
+  return warp_index() / 2 * kMxBlock + lane_index() / kWarpPatches * kPatch;
+}
+__device__ int my_col() {
+  return warp_index() % 2 * kWarpCols + lane_index() % kWarpPatches * kPatch;
+}
+
+// A tile as it arrives. Half a warp reads 64 bytes of two rows that are eight apart, and so from
+// the same banks; the copy engine's places are multiples of 128 bytes, which leaves no other.
+struct alignas(128) RowStage {
+  uint8_t byte[kTileRows][kTileCols];
+};
+
+// The tile of the colwise form. Lines are cut into 16 bytes of two patches each; the exclusive or
+// keeps both directions free of bank conflicts.
+struct alignas(16) TurnedTile {
+  uint8_t byte[kTileCols][kTileRows];
+
+  __device__ uint2& piece(int j) {  // eight bytes of column j of this thread's patch
+    const int index = my_row() / kColwisePiece ^ my_col() / kPatch % kLineChunks;
+    return *reinterpret_cast<uint2*>(byte[my_col() + j] + index * kColwisePiece +
+                                     my_row() % kColwisePiece);
+  }
+  __device__ const uint4& chunk(int line, int index) const {
+    return *reinterpret_cast<const uint4*>(byte[line] +
+                                           (index ^ line / kPatch % kLineChunks) * kColwisePiece);
+  }
+};
+
+struct RequantizeParams {
+  CUtensorMap qdata;
+  Panels panels;
+  const e8m0* scale;
+  Block block;               // of the rowwise form
+  int row_shift, col_shift;  // log2 of its sides
+  int64_t scale_stride;
+  FormParams<Form::kColwise> colwise;
+  ScaleChoice choice;
+  int64_t alignment, row_tiles;
+  uint32_t run, runs;  // tiles of a CTA, and CTAs side by side
+};
+
+struct RequantizeStorage {
+  RowStage stage[kStages];
+  TurnedTile tile;
+  alignas(16) Peaks<bf16> columns[kRowBlocks][kPatchLanes];
+  alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
+  // One per 32 columns of the run; the pitch keeps rows in banks of their own.
+  alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
+  alignas(8) uint64_t arrived[kStages];
+  Place rowwise, colwise;
+  RowTileSearch search;
+};
+
+// The scales of the run, two threads a row.
+__device__ void load_codes(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
+                           int64_t col, int cols, int rows) {
+  constexpr int kWords = kRun / 2;  // of four scales
+  const int row = static_cast<int>(threadIdx.x / 2u), first = threadIdx.x % 2 * kWords;
+  const e8m0* from = p.scale + s.rowwise.scale + ((at.row + row) >> p.row_shift) * p.scale_stride +
+                     (col >> p.col_shift) + (first * kTileCols >> p.col_shift);
+  const int left = row < rows ? cols - first * kTileCols : 0;
+  uint32_t word[kWords] = {};
+  if (p.col_shift != kMxShift) {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+      if (k * kTileCols < left) word[k] = from[k].code * 0x01010101u;
+  } else if (left >= kWords * kTileCols && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+  } else {
+#pragma unroll
+    for (int k = 0; k < kWords * kColBlocks; ++k)
+      if (k * kMxBlock < left) word[k / 4] |= static_cast<uint32_t>(from[k].code) << 8 * (k % 4);
+  }
+#pragma unroll
+  for (int k = 0; k < kWords; ++k)
+    reinterpret_cast<uint32_t*>(s.row_code[row])[first + k] = word[k];
+}
+static_assert(kTileRows * 2 == kThreads && kRun / 2 * sizeof(uint32_t) == sizeof(uint4));
+
+// This thread's patch of a tile, the index-th of the run.
+__device__ void load_patch(RequantizeStorage& s, int stage, int index, int rows,
+                           Patch<e4m3>& patch) {
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    const uint2 two = *reinterpret_cast<const uint2*>(&s.stage[stage].byte[my_row() + i][my_col()]);
+    patch.word[i][0] = two.x, patch.word[i][1] = two.y;
+  }
+  const uint8_t* codes = &s.row_code[my_row()][index * kColBlocks + my_col() / kMxBlock];
+#pragma unroll
+  for (int i = 0; i < kPatch / 2; ++i)
+    patch.code[i] =
+        codes[2 * i * sizeof(s.row_code[0])] | codes[(2 * i + 1) * sizeof(s.row_code[0])] << 16;
+  if (rows < kTileRows) {  // what follows is another group's
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      if (my_row() + i >= rows) patch.word[i][0] = patch.word[i][1] = 0;
+  }
+}
+
+// The highest of each block. Where blocks are 32 rows of one column, no other warp has a say.
+__device__ void raise_over_block(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
+  const int lane = lane_index() % kWarpPatches, first = warp_index() % 2 * kWarpPatches;
+  raise_over_lanes<kWarp - kWarpPatches>(peaks);
+  if (block.rows > kMxBlock && lane_index() < kWarpPatches)
+    s.columns[warp_index() / 2][first + lane] = peaks;
+  __syncthreads();
+  if (block.rows > kMxBlock) {
+    peaks = s.columns[0][first + lane];
+#pragma unroll
+    for (int i = 1; i < kRowBlocks; ++i) raise(peaks, s.columns[i][first + lane]);
+    if (block.cols == kTileCols) {
+#pragma unroll
+      for (int i = 0; i < kRowBlocks; ++i) raise(peaks, s.columns[i][kWarpPatches - first + lane]);
+    }
+  }
+  if (block.cols == 1) return;
+  uint32_t most = peaks.highest();
+#pragma unroll
+  for (int step = 1; step < kWarpPatches; step *= 2)
+    if (step * kPatch < block.cols)
+      most = Peaks<bf16>::higher(most, __shfl_xor_sync(~0u, most, step));
+#pragma unroll
+  for (uint32_t& two : peaks.word) two = most;
+}
+
+__device__ void store_turned(const TileOperand& out, const TurnedTile& tile) {
+  const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
+  const int64_t step = kChunkLines * out.stride;
+  e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
+  const bool inside = index * kColwisePiece < out.k;
+  uint4 chunk[kTileCols / kChunkLines];
+#pragma unroll
+  for (int i = 0; i < kTileCols / kChunkLines; ++i)
+    chunk[i] = tile.chunk(line + i * kChunkLines, index);
+#pragma unroll
+  for (int i = 0; i < kTileCols / kChunkLines; ++i, to += step)
+    store_piece<true>(to, chunk[i], inside ? out.outer - line - i * kChunkLines : 0);
+}
+
+__device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
+                               int64_t col, int tiles) {
+  const int rows = clip(at.panel.rows - at.row, kTileRows);
+  const int cols = static_cast<int>(min<int64_t>(p.panels.cols - col, tiles * kTileCols));
+  const auto load = [&](int index) {
+    if (threadIdx.x != 0) return;
+    uint64_t* arrived = &s.arrived[index % kStages];
+    sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
+    sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
+                      static_cast<int32_t>(col) + index * kTileCols,
+                      static_cast<int32_t>(at.panel.begin + at.row));
+  };
+  for (int index = 0; index < min(tiles, kStages); ++index) load(index);
+  load_codes(p, s, at, col, cols, rows);
+  TileOperand out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
+  ColumnScales scales(p.colwise, s.colwise, col, at.row);
+  __syncthreads();
+#pragma unroll 1
+  for (int index = 0; index < tiles; ++index) {
+    sm90::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
+    out.outer = min(cols - index * kTileCols, kTileCols);
+    Patch<e4m3> patch;
+    load_patch(s, index % kStages, index, rows, patch);
+    patch.find_unit();
+    Peaks<bf16> peaks = patch.columns();
+    raise_over_block(s, p.colwise.block, peaks);
+    // Behind a barrier: all have read this tile, and stored the one before it.
+    if (index + kStages < tiles) load(index + kStages);
+    const Scales<bf16> factors(peaks, p.choice);
+    if (lane_index() < kWarpPatches)
+      *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][my_col()]) =
+          uint2{factors.code[0], factors.code[1]};
+    turn_patch(s.tile, rows - my_row(), patch, factors);
+    __syncthreads();
+    out.stride = s.colwise.qdata_stride;
+    store_turned(out, s.tile);
+    scales.store(p.colwise, s.colwise, out, s.col_code);
+    out.qdata += kTileCols * out.stride;
+    scales.first.move(p.colwise, s.colwise, 1);
+  }
+}
+
+__global__ __launch_bounds__(kThreads,
+                             3) void requantize_kernel(const __grid_constant__ RequantizeParams p) {
+  extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
+  auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
+  const auto work = static_cast<uint32_t>(work_index());
+  const uint32_t tile = work / p.runs, run = work % p.runs;
+  if (tile >= p.row_tiles) return;
+  if (threadIdx.x == 0)
+    for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
+  sm90::fence_mbarrier_init();
+  const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
+  if (threadIdx.x == 0)
+    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, ScaleLayout::kPlain);
+  if (threadIdx.x == kWarp)
+    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
+  __syncthreads();
+  const int64_t col = static_cast<int64_t>(run) * p.run * kTileCols;
+  const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
+  const int tiles = static_cast<int>(min<int64_t>(col_tiles, p.run));
+  if (!at.tail) {
+    requantize_run(p, s, at, col, tiles);
+    return;
+  }
+  Panels mine = p.panels;
+  mine.cols = min<int64_t>(mine.cols, col + tiles * kTileCols);
+  zero_tail<true>(p.colwise, s.colwise, at, mine, col, kTileCols);
+  const int64_t first = at.row / kTileRows, tail_tiles = p.row_tiles - (tile - first);
+  zero_swizzled(p.colwise, s.colwise, first * p.runs + run, tail_tiles * p.runs);
+}
+
+}  // namespace
 
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
-  const bool aligned = is_aligned(args.qdata.data, panels.cols, kPatch) && are_aligned(forms);
-  with_alignment(aligned, [&]<bool kAligned>() {
-    launch_quantize(
-        "requantize", forms, panels,
-        rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block, panels.cols),
-        stream);
-  });
+  const auto source =
+      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, panels.cols);
+  const int64_t rows = panels.total_rows();
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
+  if (!is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
+      rows > kMost || panels.cols > kMost || rows == 0 || panels.cols == 0) {
+    launch_quantize("requantize", forms, panels, source, stream);
+    return;
+  }
+  const int64_t alignment = args.colwise.block.rows;
+  const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
+  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
+  // CTAs that keep every SM busy to the end, and the run that was fastest: longer ones search for
+  // their rows less often, but leave what lies side by side to be touched at other times.
+  constexpr int64_t kEnough = 4096, kLongest = 4;
+  static_assert(kLongest <= kRun);
+  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, kLongest), 1);
+  const int64_t runs = ceil_div(col_tiles, run);
+  const auto width = static_cast<uint64_t>(panels.cols);
+  const RequantizeParams params{
+      .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
+                                         .size = {width, static_cast<uint64_t>(rows)},
+                                         .stride = {width},
+                                         .box = {kTileCols, kTileRows},
+                                         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
+      .panels = panels,
+      .scale = source.scale,
+      .block = args.block,
+      .row_shift = source.row_shift,
+      .col_shift = source.col_shift,
+      .scale_stride = source.scale_stride,
+      .colwise = form_params<Form::kColwise>(args.colwise),
+      .choice = choice_of(args.rule),
+      .alignment = alignment,
+      .row_tiles = row_tiles,
+      .run = static_cast<uint32_t>(run),
+      .runs = static_cast<uint32_t>(runs)};
+  launch({.op = "requantize",
+          .stream = stream,
+          .work = row_tiles * runs,
+          .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
+         requantize_kernel, params);
 }
 
 }  // namespace moxie::cuda

@@ -253,7 +253,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
     const int64_t index = at.panel.index * p.panels.cols + span.col + col + j;
     encode[j] = col + j < span.cols ? encode_of(p.colwise.scale[index]) : 0.f;
   }
-  turn_rows(bytes, span.rows, [&](int i, float(&x)[kPatch]) {
+  turn_rows(bytes, span.rows - patch_row(), [&](int i, float(&x)[kPatch]) {
     patch.row(i, x);
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) x[j] *= encode[j];

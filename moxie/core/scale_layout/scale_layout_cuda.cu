@@ -159,26 +159,38 @@ __device__ void swizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const Sw
                  kWide);
 }
 
+// Rows of the plain matrix are stored from boundary to boundary: the 16 bytes that two tiles share
+// are the second one's, which reads its last columns before it for them.
 __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const SwizzleTile& tile) {
   const int lane = lane_index();
-  const e8m0* from = p.from + tile.swizzled(warp_index(), lane);
-  uint4 four[4] = {};
+  const bool is_first = tile.col == 0, is_last = tile.col + kSwizzleCols >= tile.run.cols;
+  uint4 four[2][4] = {};
+  const auto load = [&](int index, uint4(&to)[4]) {
+    const e8m0* from = p.from + tile.swizzled(index, lane);
 #pragma unroll
-  for (int i = 0; i < 4; ++i)
-    if (tile.has_tile(warp_index() * kWide + i * kScaleTileCols))
-      four[i] = load_wide(from + i * kScaleTileBytes, 0, kWide);
+    for (int i = 0; i < 4; ++i)
+      if (tile.has_tile(index * kWide + i * kScaleTileCols))
+        to[i] = load_wide(from + i * kScaleTileBytes, 0, kWide);
+  };
+  const auto put = [&](int index, const uint4(&from)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const int at = SwizzleStorage::kMargin + warp_index() * 4 + i;
-    s.word[lane][at] = four[i].x, s.word[lane + kWarp][at] = four[i].y;
-    s.word[lane + 2 * kWarp][at] = four[i].z, s.word[lane + 3 * kWarp][at] = four[i].w;
-  }
+    for (int i = 0; i < 4; ++i) {
+      const int at = SwizzleStorage::kMargin + index * 4 + i;
+      s.word[lane][at] = from[i].x, s.word[lane + kWarp][at] = from[i].y;
+      s.word[lane + 2 * kWarp][at] = from[i].z, s.word[lane + 3 * kWarp][at] = from[i].w;
+    }
+  };
+  const bool before = !is_first && warp_index() == 0;
+  load(warp_index(), four[0]);
+  if (before) load(-1, four[1]);
+  put(warp_index(), four[0]);
+  if (before) put(-1, four[1]);
   __syncthreads();
   for_each_row_chunk([&](int, int r, int index) {
     const int first = index * kWide - tile.shift(p.to, r);
-    if (r >= tile.rows || first >= tile.cols) return;
+    if (r >= tile.rows || first >= tile.cols || (index == kRowChunks && !is_last)) return;
     const uint4 row = read_row(s.word[r], SwizzleStorage::kMargin * 4 + first);
-    store_wide(tile.at(p.to, r) + first, row, -first, tile.cols - first);
+    store_wide(tile.at(p.to, r) + first, row, is_first ? -first : 0, tile.cols - first);
   });
 }
 

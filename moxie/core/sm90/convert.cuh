@@ -6,11 +6,19 @@
 
 namespace moxie::sm90 {
 
-__device__ inline uint32_t f16x2_of_e4m3x2(uint32_t two) {  // in the lower half of the word
+// Of the lower or the upper half of a word.
+__device__ inline uint32_t f16x2_of_low_e4m3x2(uint32_t four) {
   uint32_t halves;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }"
       : "=r"(halves)
-      : "r"(two));
+      : "r"(four));
+  return halves;
+}
+__device__ inline uint32_t f16x2_of_high_e4m3x2(uint32_t four) {
+  uint32_t halves;
+  asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, high; }"
+      : "=r"(halves)
+      : "r"(four));
   return halves;
 }
 

@@ -35,7 +35,7 @@ __device__ inline void decode4(E4m3Word word, float* x) {
 // ---- two at a time in f16, which has every e4m3 ----
 
 __device__ inline uint32_t decode_pair(E4m3Word word, int i) {  // elements 2 i and 2 i + 1
-  return sm90::f16x2_of_e4m3x2(word >> 16 * i);
+  return i ? sm90::f16x2_of_high_e4m3x2(word) : sm90::f16x2_of_low_e4m3x2(word);
 }
 
 __device__ inline E4m3Word encode_pairs(uint32_t first, uint32_t second) {

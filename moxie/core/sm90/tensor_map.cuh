@@ -18,6 +18,7 @@ struct TensorMapArgs {
   std::array<uint64_t, kDims> size;        // innermost first; the innermost is contiguous
   std::array<uint64_t, kDims - 1> stride;  // bytes, of every dimension but the innermost
   std::array<uint32_t, kDims> box;         // what one load takes; box[0] is 128
+  CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;  // as wgmma reads rows of 128 bytes
 };
 
 // The driver's function is asked for at run time, so that the library links without libcuda.
@@ -31,18 +32,17 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-// Rows of 128 bytes, swizzled as wgmma reads them. What lies outside the tensor is read as zeros.
+// Rows of 128 bytes. What lies outside the tensor is read as zeros.
 template <int kDims>
 CUtensorMap make_tensor_map(const TensorMapArgs<kDims>& args) {
   static const auto encode = tensor_map_encoder();
   std::array<uint32_t, kDims> every;
   every.fill(1);
   CUtensorMap map{};
-  const CUresult status =
-      encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kDims, const_cast<void*>(args.data),
-             args.size.data(), args.stride.data(), args.box.data(), every.data(),
-             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status = encode(
+      &map, CU_TENSOR_MAP_DATA_TYPE_UINT8, kDims, const_cast<void*>(args.data), args.size.data(),
+      args.stride.data(), args.box.data(), every.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+      args.swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   MOXIE_CHECK(status == CUDA_SUCCESS, "tensor map: cuTensorMapEncodeTiled failed with ",
               static_cast<int>(status));
   return map;

@@ -36,6 +36,16 @@ __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
+// The box at (x, y).
+__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* smem,
+                                            int32_t x, int32_t y) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y)
+      : "memory");
+}
+
 // Shared memory to a box of the tensor. Whoever wrote there called fence_proxy_async() since.
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* smem, int32_t x,
                                              int32_t y) {

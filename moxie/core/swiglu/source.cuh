@@ -68,7 +68,7 @@ struct SwigluBackwardSource {
   static constexpr bool kAligned = true;
   static constexpr bool kStaged = true;
   static constexpr int kCtas = 2;
-  static constexpr int64_t kLongestRun = 4;
+  static constexpr int64_t kLongestRun = 2;
   const bf16 *da, *h;
   int64_t width;  // F
 
@@ -93,23 +93,27 @@ struct SwigluBackwardSource {
     }
   }
 
-  // Shared memory has room for gate and up. The registers of dgate are free while dup is quantized:
-  // they take da of the next tile.
-  using Held = RowWords<bf16>[kPatch];
+  // Two CTAs fill shared memory with gate, up and most rows of da. The registers of dgate are free
+  // while dup is quantized: they take what is left of da of the next tile. With all of da in
+  // registers some were spilled, which is a sixth more work for the L2 cache.
+  static constexpr int kStagedGrads = 6;
+  using Held = RowWords<bf16>[kPatch - kStagedGrads];
+  using Stage = uint4[2 * kPatch + kStagedGrads][kThreads];
   __device__ void hold(const TileSpan& span, Held& held) const {
-    const bf16* grad = da + first(span) * width + col(span);
+    const bf16* grad = da + (first(span) + kStagedGrads) * width + col(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, grad += width)
-      load_row<true>(grad, patch_row() + i < span.rows ? kPatch : 0, held[i]);
+    for (int i = kStagedGrads; i < kPatch; ++i, grad += width)
+      load_row<true>(grad, patch_row() + i < span.rows ? kPatch : 0, held[i - kStagedGrads]);
   }
-  using Stage = uint4[2][kPatch][kThreads];
   __device__ void stage(const TileSpan& span, Stage& stage) const {
     const bf16* from = h + first(span) * 2 * width + col(span);
+    const bf16* grad = da + first(span) * width + col(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
+    for (int i = 0; i < kPatch; ++i, from += 2 * width, grad += width) {
       const bool inside = patch_row() + i < span.rows;
-      stage_piece(stage[0][i], from, inside);
-      stage_piece(stage[1][i], from + width, inside);
+      stage_piece(stage[2 * i], from, inside);
+      stage_piece(stage[2 * i + 1], from + width, inside);
+      if (i < kStagedGrads) stage_piece(stage[2 * kPatch + i], grad, inside);
     }
     __pipeline_commit();
   }
@@ -118,9 +122,15 @@ struct SwigluBackwardSource {
     __pipeline_wait_prior(0);
 #pragma unroll
     for (int i = 0; i < kPatch; ++i) {
-      RowWords<bf16> gate, up;
-      staged_piece(stage[0][i], gate), staged_piece(stage[1][i], up);
-      swiglu_backward_row<bf16>(held[i], gate, up, patches[0].word[i], patches[1].word[i]);
+      RowWords<bf16> d, gate, up;
+      staged_piece(stage[2 * i], gate), staged_piece(stage[2 * i + 1], up);
+      if (i < kStagedGrads) {
+        staged_piece(stage[2 * kPatch + i], d);
+      } else {
+#pragma unroll
+        for (int k = 0; k < kPatch / 2; ++k) d[k] = held[i - kStagedGrads][k];
+      }
+      swiglu_backward_row<bf16>(d, gate, up, patches[0].word[i], patches[1].word[i]);
     }
   }
 };
