@@ -177,9 +177,13 @@ Tensor expert_mlp(const Tensor& x, const Tensor& w13, const Tensor& w2,
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&, Text,
                   std::optional<at::ArrayRef<Tensor>>, std::optional<at::ArrayRef<Tensor>>,
-                  const OptionalTensor&, const OptionalTensor&)>("moxie::expert_mlp");
+                  const OptionalTensor&, const OptionalTensor&, const OptionalTensor&,
+                  const OptionalTensor&, int64_t, std::optional<at::ScalarType>)>(
+          "moxie::expert_mlp");
+  const auto& [slot_of, row_of, top_k] = options.permutation;
   return op.call(x, w13, w2, options.offs, options.recipe, options.quantized_w13,
-                 options.quantized_w2, options.main_grad13, options.main_grad2);
+                 options.quantized_w2, options.main_grad13, options.main_grad2, slot_of, row_of,
+                 top_k, options.x_dtype);
 }
 
 Tensor gate_logits(const Tensor& x, const Tensor& weight) {

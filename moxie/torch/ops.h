@@ -96,13 +96,22 @@ at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& w,
 // multiplied as it is: the same y, and wgrad requantizes it.
 at::Tensor grouped_mm(const MxTensor& x, const at::Tensor& w, const GroupedMmOptions& options = {});
 
+// How tokens [T, D] become rows [R, D]: what route says. Absent: they are rows already.
+struct Permutation {
+  std::optional<at::Tensor> slot_of = std::nullopt, row_of = std::nullopt;
+  int64_t top_k = 1;
+};
+
 struct ExpertMlpOptions {
   std::optional<at::Tensor> offs = std::nullopt;
   std::string_view recipe = "mxfp8_rceil_128";
   std::optional<at::ArrayRef<at::Tensor>> quantized_w13 = std::nullopt, quantized_w2 = std::nullopt;
   std::optional<at::Tensor> main_grad13 = std::nullopt, main_grad2 = std::nullopt;
+  Permutation permutation = {};                          // with one, x is tokens
+  std::optional<at::ScalarType> x_dtype = std::nullopt;  // x is rounded to it first, dx is not
 };
-// grouped_mm with w13 [G, 2F, D], swiglu, grouped_mm with w2 [G, D, F], as one node
+// grouped_mm with w13 [G, 2F, D], swiglu, grouped_mm with w2 [G, D, F], as one node. x is rows, or
+// tokens that are permuted first: where they are quantized, without their rows in memory.
 at::Tensor expert_mlp(const at::Tensor& x, const at::Tensor& w13, const at::Tensor& w2,
                       const ExpertMlpOptions& options = {});
 

@@ -110,10 +110,13 @@ TORCH_LIBRARY(moxie, m) {
   // total += addend, but not inside of a backward pass: there a checkpoint only repeats a forward
   // that was counted.
   def("_add_once_(Tensor(a!) total, Tensor addend) -> ()");
-  // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node.
+  // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node. With
+  // slot_of and row_of, x is tokens, and permute's rows of them are multiplied. x_dtype: x is
+  // rounded to it first, and its gradient is not.
   def("expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
-      "Tensor? main_grad13=None, Tensor? main_grad2=None) -> Tensor y");
+      "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
+      "Tensor? row_of=None, int top_k=1, ScalarType? x_dtype=None) -> Tensor y");
   // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
   def("swiglu(Tensor h) -> Tensor a");
   def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");

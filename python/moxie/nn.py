@@ -1,7 +1,7 @@
 """Modules of a mixture-of-experts layer: Router, GroupedExperts, SharedExperts, MoE.
 
-    x[T, D] -Router-> ids, weights [T, k] -route-> offs [E], slot_of, row_of -permute-> rows [R, D]
-            -GroupedExperts (w13, SwiGLU, w2)-> rows [R, D] -unpermute, weighted-> y[T, D]  (+ SharedExperts(x))
+    x[T, D] -Router-> ids, weights [T, k] -route-> offs [E], slot_of, row_of
+            -GroupedExperts (permute, w13, SwiGLU, w2)-> rows [R, D] -unpermute, weighted-> y[T, D]  (+ SharedExperts(x))
 
 R = T * k. No token is dropped and nothing waits for the device.
 """
@@ -189,11 +189,22 @@ class GroupedExperts(nn.Module):
             self.stats = stats.to(self.stats.device)  # sums of millions, which bf16 cannot hold
         return self
 
-    def forward(self, rows: Tensor, offs: Optional[Tensor] = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        offs: Optional[Tensor] = None,
+        *,
+        slot_of: Optional[Tensor] = None,
+        row_of: Optional[Tensor] = None,
+        top_k: int = 1,
+    ) -> Tensor:
+        """Rows x [R, D], or with slot_of and row_of the rows that permute makes of tokens x [T, D]."""
         if not self.collect_stats:
             return gemm.expert_mlp(
-                rows, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
+                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2,
+                slot_of=slot_of, row_of=row_of, top_k=top_k)
         # The same bytes, with every operand in sight.
+        rows = x if slot_of is None else moe.permute(x, slot_of, row_of, top_k)
         of13, of2 = self.stats.unbind()
         h = _ops.grouped_mm.stats(rows, self.w13, of13, offs, recipe=self.recipe, quantized_w=_tensors(self.cache13))
         return _ops.grouped_mm.stats(
@@ -322,9 +333,8 @@ class MoE(nn.Module):
         routing = self.router(tokens)
         if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
             self.loss = routing.loss
-        top_k = self.router.top_k
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
-        rows = self.experts(moe.permute(tokens, slot_of, row_of, top_k), offs)
+        rows = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k)
         y = moe.unpermute(rows, slot_of, row_of, tokens.shape[0], weights=routing.weights)
         if self.shared is not None:
             y = y + self.shared(tokens)

@@ -163,6 +163,13 @@ def _mlp(device, rows):
     return (x, w13, w2, offs), {"recipe": "mxfp8_rceil"}
 
 
+def _mlp_of_tokens(device, rows):
+    x, slot_of, row_of, _ = _routed(device, rows)
+    w13, w2 = (torch.randn(4, *shape, generator=torch.Generator().manual_seed(2)).to(device) for shape in ((80, 40), (40, 40)))
+    offs = sizes_to_offs([5, 0, 33, 2 * rows - 38], device)
+    return (x, w13, w2, offs), {"recipe": "mxfp8_rceil", "slot_of": slot_of, "row_of": row_of, "top_k": 2}
+
+
 def _grouped_mm(device, rows, recipe, **kwargs):
     args = _linear(device, rows)
     bias = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)).to(device)
@@ -270,6 +277,7 @@ CASES = [
     Case("grouped_mm-bf16", lambda device, rows: _grouped_mm(device, rows, "bf16")),
     Case("grouped_mm-cached", _grouped_mm_cached),
     Case("expert_mlp", _mlp),
+    Case("expert_mlp-permuted", _mlp_of_tokens),
     Case("swiglu", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {})),
     Case("swiglu_backward", _swiglu_backward),
     Case("swiglu_quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"rule": "floor"})),

@@ -69,6 +69,28 @@ def test_one_graph_serves_every_routing(recipe, collect_stats):
         assert layer.router.load.sum() == 600
 
 
+def test_rows_of_tokens_are_never_in_memory():
+    tokens, dim, top_k = 4096, 256, 4
+    layer = moxie.nn.MoE(dim, 512, 8, top_k, device="cuda", dtype=torch.bfloat16)
+    experts = layer.experts
+    x = torch.randn(tokens, dim, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    offs, slot_of, row_of = moxie.route(layer.router(x).ids, 8)
+
+    def peak(forward) -> int:
+        forward()
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = forward()
+        torch.cuda.synchronize()
+        del y
+        return torch.cuda.max_memory_allocated() - before
+
+    fused = peak(lambda: experts(x, offs, slot_of=slot_of, row_of=row_of, top_k=top_k))
+    by_steps = peak(lambda: experts(moxie.permute(x, slot_of, row_of, top_k), offs))
+    assert by_steps - fused >= tokens * top_k * dim * 2
+
+
 # What two devices' products differ by: f32 sums of at most 300 products in other orders, or what gemm_sm90_test grants Hopper's
 # FP8 sums, 70 dB.
 OF_PRODUCT = {"bf16": 2.0**-18, "mxfp8_rceil": 2.0**-18, "mxfp8_rceil_128": 10 ** (-70 / 20)}

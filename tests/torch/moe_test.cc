@@ -72,6 +72,36 @@ TEST(Moe, TrainsEveryParameterInMxfp8) {
   EXPECT_EQ(layer->router->load().sum().item<int64_t>(), 4 * 20 * 2);
 }
 
+TEST(Moe, IsItsUnfusedStepsBitForBit) {
+  for (const std::string recipe : {"mxfp8_rceil_128", "mxfp8_rceil_wgrad_with_hp", "bf16"}) {
+    MoeOptions options = small(recipe, at::kBFloat16);
+    options.shared_hidden_dim = 0;
+    Moe layer(options);
+    const at::Tensor x = at::randn({500, 32}, at::kBFloat16).set_requires_grad(true);
+    const at::Tensor dy = at::randn({500, 32}, at::kBFloat16);
+    const auto grads_of = [&](const at::Tensor& y) {
+      layer->zero_grad();
+      x.mutable_grad() = at::Tensor();
+      y.backward(dy);
+      std::vector<at::Tensor> grads = {x.grad().clone()};
+      for (const at::Tensor& parameter : layer->parameters())
+        grads.push_back(parameter.grad().clone());
+      return grads;
+    };
+    const at::Tensor y = layer(x);
+    const std::vector<at::Tensor> grads = grads_of(y);
+    const Routing routing = layer->router(x);
+    const auto [offs, slot_of, row_of] = ops::route(routing.ids, 5);
+    const at::Tensor rows =
+        layer->experts(ops::permute(x, slot_of, row_of, 2), std::optional(offs));
+    const at::Tensor chain = ops::unpermute(rows, slot_of, row_of, 500, routing.weights);
+    EXPECT_TRUE(at::equal(y, chain)) << recipe;
+    const std::vector<at::Tensor> expected = grads_of(chain);
+    for (size_t i = 0; i < grads.size(); ++i)
+      EXPECT_TRUE(at::equal(grads[i], expected[i])) << recipe << ", gradient " << i;
+  }
+}
+
 // Python's module has these names too (tests/python/test_moe_layer.py).
 TEST(Moe, HasTheNamesOfTheStateDictOfPython) {
   MoeOptions options = small("bf16", at::kFloat);

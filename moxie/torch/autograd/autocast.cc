@@ -55,19 +55,27 @@ Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor
                           .main_grad = main_grad});
 }
 
+// A token's rows are added up in the dtype that x had before: where they are permuted, the node
+// casts.
 template <c10::DeviceType kDevice>
 Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            const OptionalTensor& offs, std::string_view recipe,
                            OptionalTensors quantized_w13, OptionalTensors quantized_w2,
-                           const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
+                           const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
+                           const OptionalTensor& slot_of, const OptionalTensor& row_of,
+                           int64_t top_k, std::optional<at::ScalarType> x_dtype) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
-  return ops::expert_mlp(cast<kDevice>(x), w13, w2,
-                         {.offs = offs,
-                          .recipe = recipe,
-                          .quantized_w13 = quantized_w13,
-                          .quantized_w2 = quantized_w2,
-                          .main_grad13 = main_grad13,
-                          .main_grad2 = main_grad2});
+  ExpertMlpOptions options{.offs = offs,
+                           .recipe = recipe,
+                           .quantized_w13 = quantized_w13,
+                           .quantized_w2 = quantized_w2,
+                           .main_grad13 = main_grad13,
+                           .main_grad2 = main_grad2,
+                           .permutation = {slot_of, row_of, top_k},
+                           .x_dtype = x_dtype};
+  if (!slot_of) return ops::expert_mlp(cast<kDevice>(x), w13, w2, options);
+  if (x.scalar_type() != at::kDouble) options.x_dtype = at::autocast::get_autocast_dtype(kDevice);
+  return ops::expert_mlp(x, w13, w2, options);
 }
 
 }  // namespace

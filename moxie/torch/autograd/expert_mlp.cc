@@ -1,5 +1,6 @@
-// expert_mlp: w13, SwiGLU and w2 as one node, so that what lies between them can stay in FP8. In
-// plain form: the same ops as the chain grouped_mm, swiglu, grouped_mm, and the same bytes.
+// expert_mlp: w13, SwiGLU and w2 as one node, so that what lies between them can stay in FP8, and
+// so can the rows of tokens that are yet to be permuted. In plain form: the same ops as the chain
+// permute, grouped_mm, swiglu, grouped_mm, and the same bytes.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/linear.h"
@@ -13,12 +14,14 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "expert_mlp";
 
+// Positions of the arguments of apply(), which the gradients follow.
 enum Argument : size_t { kX, kW13, kW2, kMainGrad13, kMainGrad2, kCall, kArguments };
+// Of what is saved; that of the two linears follows.
+enum Saved : size_t { kOffs, kH, kSlotOf, kRowOf, kLinears };
 
 struct Call {
   Plan plan13, plan2;
-  const OptionalTensor& offs;
-  OptionalTensors quantized_w13, quantized_w2;
+  const ExpertMlpOptions& options;
   bool needs_dx, needs_dw13, needs_dw2;
 
   bool needs_dh() const { return needs_dx || needs_dw13; }
@@ -28,21 +31,47 @@ struct Steps {
   LinearStep up, down;  // w13 and w2
 };
 
+LinearStep run_up(const Tensor& x, const Tensor& w13, const Call& call) {
+  const Plan& plan = call.plan13;
+  const ExpertMlpOptions& options = call.options;
+  const auto& [slot_of, row_of, top_k] = options.permutation;
+  const auto args = [&](const Tensor& from) -> LinearArgs {
+    return {from, w13, options.offs, {}, options.quantized_w13, {}, call.needs_dx, call.needs_dw13};
+  };
+  if (!slot_of) return linear_forward(plan, args(x));
+  LinearArgs of_tokens = args(x);
+  of_tokens.top_k = top_k;
+  const Need need = need_of_x(plan, of_tokens);
+  if (!fuses(plan, x, need)) {
+    const Tensor rows = permute(x, *slot_of, *row_of, top_k);
+    return linear_forward(plan, args(rows));
+  }
+  const Forms forms = quantize_permuted(plan, x, options.permutation, options.offs, need);
+  of_tokens.forms = &forms;
+  return linear_forward(plan, of_tokens);
+}
+
+LinearStep run_down(const Tensor& h, const Tensor& w2, const Call& call) {
+  const Plan& plan = call.plan2;
+  const ExpertMlpOptions& options = call.options;
+  const auto args = [&](const Tensor& from) -> LinearArgs {
+    return {from, w2, options.offs, {}, options.quantized_w2, {}, call.needs_dh(), call.needs_dw2};
+  };
+  LinearArgs of_h = args(h);
+  const Need need = need_of_x(plan, of_h);
+  if (!fuses(plan, h, need)) {
+    const Tensor a = swiglu(h);
+    return linear_forward(plan, args(a));
+  }
+  const Forms forms = quantize_swiglu(plan, h, options.offs, need);
+  of_h.forms = &forms;
+  return linear_forward(plan, of_h);
+}
+
 Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Call& call) {
   Steps steps;
-  steps.up = linear_forward(
-      call.plan13, {x, w13, call.offs, {}, call.quantized_w13, {}, call.needs_dx, call.needs_dw13});
-  const Tensor& h = steps.up.y;
-  LinearArgs down{h, w2, call.offs, {}, call.quantized_w2, {}, call.needs_dh(), call.needs_dw2};
-  if (const Need need = need_of_x(call.plan2, down); fuses(call.plan2, h, need)) {
-    const Forms a = quantize_swiglu(call.plan2, h, call.offs, need);
-    down.forms = &a;
-    steps.down = linear_forward(call.plan2, down);
-  } else {
-    const Tensor a = swiglu(h);
-    steps.down = linear_forward(
-        call.plan2, {a, w2, call.offs, {}, call.quantized_w2, {}, down.needs_dx, down.needs_dw});
-  }
+  steps.up = run_up(x.to(call.options.x_dtype.value_or(x.scalar_type())), w13, call);
+  steps.down = run_down(steps.up.y, w2, call);
   return steps;
 }
 
@@ -52,7 +81,15 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                         const Call* call) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Steps steps = run_forward(x, w13, w2, *call);
-    variable_list saved = {call->offs.value_or(Tensor()), call->needs_dh() ? steps.up.y : Tensor()};
+    const ExpertMlpOptions& options = call->options;
+    const Permutation& permutation = options.permutation;
+    variable_list saved(kLinears);
+    saved[kOffs] = options.offs.value_or(Tensor());
+    if (call->needs_dh()) saved[kH] = steps.up.y;
+    if (call->needs_dx && permutation.slot_of) {
+      saved[kSlotOf] = *permutation.slot_of;
+      saved[kRowOf] = *permutation.row_of;
+    }
     pack_saved(saved, steps.up.saved);
     pack_saved(saved, steps.down.saved);
     ctx->save_for_backward(saved);
@@ -65,7 +102,9 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     data["path13"] = static_cast<int64_t>(call->plan13.path);
     data["path2"] = static_cast<int64_t>(call->plan2.path);
     data["groups"] = w13.sym_size(0);
+    data["num_tokens"] = x.sym_size(0);
     data["x_dtype"] = x.scalar_type();
+    data["rows_dtype"] = options.x_dtype.value_or(x.scalar_type());
     data["h_dtype"] = steps.up.y.scalar_type();
     data["w13_dtype"] = w13.scalar_type();
     data["w2_dtype"] = w2.scalar_type();
@@ -80,8 +119,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     // First: under checkpointing this runs forward again, with autograd.
     const variable_list saved = ctx->get_saved_variables();
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const OptionalTensor offs = defined(saved[0]);
-    const Tensor& h = saved[1];
+    const OptionalTensor offs = defined(saved[kOffs]);
+    const Tensor& h = saved[kH];
     auto& data = ctx->saved_data;
     const std::string text = data["recipe"].toStringRef();
     const Recipe recipe = parse_recipe(text, kOp);
@@ -89,8 +128,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       return Plan{recipe, text, static_cast<Path>(data[path].toInt())};
     };
     const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
-    const LinearSaved up = unpack_saved(saved, 2),
-                      down = unpack_saved(saved, 2 + kLinearSavedCount);
+    const LinearSaved up = unpack_saved(saved, kLinears),
+                      down = unpack_saved(saved, kLinears + kLinearSavedCount);
     const LinearGrads below =
         linear_backward(plan("path2"), {.dy = dy,
                                         .saved = down,
@@ -116,52 +155,81 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                  .offs = offs,
                                  .num_groups = data["groups"].toSymInt(),
                                  .main_grad = find_tensor(data, "main_grad13"),
-                                 .x_dtype = data["x_dtype"].toScalarType(),
+                                 .x_dtype = data["rows_dtype"].toScalarType(),
                                  .w_dtype = data["w13_dtype"].toScalarType(),
                                  .needs_dx = needs_dx,
                                  .needs_dw = needs_dw13,
                                  .forms = forms ? &*forms : nullptr});
-    out[kX] = above.dx;
     out[kW13] = above.dw;
+    if (!needs_dx) return out;
+    out[kX] = above.dx.to(data["x_dtype"].toScalarType());
+    if (saved[kSlotOf].defined())
+      out[kX] = unpermute(out[kX], saved[kSlotOf], saved[kRowOf], data["num_tokens"].toSymInt());
     return out;
   }
 };
 
-Call checked_call(const Tensor& x, const Tensor& w13, const Tensor& w2, const OptionalTensor& offs,
-                  std::string_view recipe, const OptionalTensors& quantized_w13,
-                  const OptionalTensors& quantized_w2, const OptionalTensor& main_grad13,
-                  const OptionalTensor& main_grad2) {
+void check_permutation(const Tensor& x, const Permutation& permutation) {
+  const auto& [slot_of, row_of, top_k] = permutation;
+  TORCH_CHECK_VALUE(slot_of.has_value() == row_of.has_value(), kOp,
+                    ": give slot_of and row_of together, or neither");
+  TORCH_CHECK_VALUE(top_k == 1 || (slot_of && top_k > 1), kOp,
+                    ": top_k must be 1 or more, and 1 without slot_of, got ", top_k);
+  if (!slot_of || x.dim() != 2) return;  // check_linear() says so
+  const c10::SymInt rows = x.sym_size(0) * top_k;
+  for (const Input& index : {Input{kOp, "slot_of", *slot_of}, Input{kOp, "row_of", *row_of}}) {
+    const auto dtype = index.tensor.scalar_type();
+    TORCH_CHECK_TYPE(dtype == at::kInt, kOp, ": ", index.name, " must be torch.int32, got ",
+                     dtype_name(dtype));
+    check_shape(index, {rows});
+    check_device(index, x);
+  }
+}
+
+Call checked_call(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                  const ExpertMlpOptions& options) {
+  const std::string_view recipe = options.recipe;
   const Plan plan13 = make_plan(recipe, w13, kOp, "w13"), plan2 = make_plan(recipe, w2, kOp, "w2");
-  check_linear(plan13, {x, w13, offs, {}, quantized_w13, {}, false, false},
-               {kOp, "w13", "quantized_w13", "main_grad13"}, main_grad13);
+  const at::ScalarType dtype = options.x_dtype.value_or(at::kFloat);
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || plan13.recipe.keeps_dtype, kOp,
+                   ": x_dtype must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
+  LinearArgs up{x, w13, options.offs, {}, options.quantized_w13, {}};
+  up.top_k = options.permutation.top_k;
+  check_permutation(x, options.permutation);
+  check_linear(plan13, up, {kOp, "w13", "quantized_w13", "main_grad13"}, options.main_grad13);
   const c10::SymInt width = w13.sym_size(1);
   TORCH_CHECK_VALUE((width % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
                     ": w13 must be [groups, 2 * hidden_dim, dim], got ", w13.sym_sizes());
   check_device({kOp, "w2", w2}, x);
   check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), width / 2});
-  check_weight(plan2, {{kOp, "w2", "quantized_w2", "main_grad2"}, w2, quantized_w2, main_grad2});
-  return {plan13,        plan2,           offs,          quantized_w13, quantized_w2,
-          wants_grad(x), wants_grad(w13), wants_grad(w2)};
+  check_weight(
+      plan2,
+      {{kOp, "w2", "quantized_w2", "main_grad2"}, w2, options.quantized_w2, options.main_grad2});
+  return {plan13, plan2, options, wants_grad(x), wants_grad(w13), wants_grad(w2)};
 }
 
-Tensor expert_mlp_autograd(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                           const OptionalTensor& offs, std::string_view recipe,
-                           OptionalTensors quantized_w13, OptionalTensors quantized_w2,
-                           const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
-  return with_op(kOp, [&] {
-    const Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2,
-                                   main_grad13, main_grad2);
-    return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
-  });
-}
+enum class Autograd : bool { kNo, kYes };
 
-Tensor expert_mlp_plain(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                        const OptionalTensor& offs, std::string_view recipe,
-                        OptionalTensors quantized_w13, OptionalTensors quantized_w2,
-                        const OptionalTensor& main_grad13, const OptionalTensor& main_grad2) {
+// Without autograd (inference mode) nothing is kept.
+template <Autograd kAutograd>
+Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                         const OptionalTensor& offs, std::string_view recipe,
+                         OptionalTensors quantized_w13, OptionalTensors quantized_w2,
+                         const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
+                         const OptionalTensor& slot_of, const OptionalTensor& row_of, int64_t top_k,
+                         std::optional<at::ScalarType> x_dtype) {
   return with_op(kOp, [&] {
-    Call call = checked_call(x, w13, w2, offs, recipe, quantized_w13, quantized_w2, main_grad13,
-                             main_grad2);
+    const ExpertMlpOptions options{.offs = offs,
+                                   .recipe = recipe,
+                                   .quantized_w13 = quantized_w13,
+                                   .quantized_w2 = quantized_w2,
+                                   .main_grad13 = main_grad13,
+                                   .main_grad2 = main_grad2,
+                                   .permutation = {slot_of, row_of, top_k},
+                                   .x_dtype = x_dtype};
+    Call call = checked_call(x, w13, w2, options);
+    if constexpr (kAutograd == Autograd::kYes)
+      return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
     call.needs_dx = call.needs_dw13 = call.needs_dw2 = false;
     return run_forward(x, w13, w2, call).down.y;
   });
@@ -169,9 +237,11 @@ Tensor expert_mlp_plain(const Tensor& x, const Tensor& w13, const Tensor& w2,
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(moxie, Autograd, m) { m.impl("expert_mlp", TORCH_FN(expert_mlp_autograd)); }
+TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
+  m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kYes>));
+}
 TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
-  m.impl("expert_mlp", TORCH_FN(expert_mlp_plain));
+  m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kNo>));
 }
 
 }  // namespace moxie::ops

@@ -58,11 +58,11 @@ void check_main_grad(const Plan& plan, const WeightArgs& args) {
 }
 
 // Where the host can read them.
-void check_ends(const char* op, const OptionalTensor& offs, const Tensor& x) {
+void check_ends(const char* op, const OptionalTensor& offs, const Tensor& x, int64_t top_k) {
   check_offs(op, offs, x);
   if (!offs || !offs->is_cpu() || is_traced(*offs)) return;
   const Tensor ends = dense(*offs);
-  moxie::check_offs(op, const_view<int32_t>(ends), x.size(0), "rows", Backend::kCpu);
+  moxie::check_offs(op, const_view<int32_t>(ends), x.size(0) * top_k, "rows", Backend::kCpu);
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ void check_weight(const Plan& plan, const WeightArgs& args) {
 
 void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad) {
-  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw, mx, forms] = args;
+  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw, mx, forms, top_k] = args;
   const char* op = names.op;
   check_values(plan, {op, "x", x});
   TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [rows, k], got ", x.dim(), " dims");
@@ -83,7 +83,7 @@ void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& n
                     " columns, and ", names.w, " contracts ", w.sym_size(2));
   if (mx) check_mx(plan, op, *mx);
   check_device({op, names.w, w}, x);
-  check_ends(op, offs, x);
+  check_ends(op, offs, x, top_k);
   const c10::SymInt groups = num_groups(offs).value_or(1);
   TORCH_CHECK_VALUE(same(w.sym_size(0), groups), op, ": ", names.w, " has ", w.sym_size(0),
                     " matrices for ", groups, " groups");
@@ -98,8 +98,8 @@ void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& n
 }
 
 Need need_of_x(const Plan& plan, const LinearArgs& args) {
-  const bool colwise = args.needs_dw && !args.mx &&
-                       saves_colwise(plan.recipe, args.x.sym_size(0), args.w.sym_size(0));
+  const bool colwise =
+      args.needs_dw && !args.mx && saves_colwise(plan.recipe, args.num_rows(), args.w.sym_size(0));
   return colwise ? Need::kBoth : Need::kRowwise;
 }
 

@@ -20,6 +20,9 @@ struct LinearArgs {
   // x as an op fused with what made it quantized it, in the forms of need_of_x(); then x only has
   // its rows and its dtype.
   const Forms* forms = nullptr;
+  int64_t top_k = 1;  // rows that each of x stands for, where it is yet to be permuted
+
+  c10::SymInt num_rows() const { return x.sym_size(0) * top_k; }
 };
 
 // What messages call the op and its arguments.

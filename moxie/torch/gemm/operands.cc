@@ -73,6 +73,32 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
   return {{qdata, scale}, {qdata_t, scale_t}};
 }
 
+// What an op fused with the quantizer of x or dy takes of a recipe.
+struct TokenOptions : QuantizeOptions {
+  TokenOptions(const Plan& plan, const OptionalTensor& ends, Block colwise)
+      : rowwise_name(name(plan.recipe.activations)), colwise_name(name(colwise)) {
+    offs = ends;
+    rowwise_block = rowwise_name;
+    colwise_block = colwise_name;
+    rule = name(plan.recipe.rule);
+    scale_layout = text(plan.layout());
+  }
+  TokenOptions(const TokenOptions&) = delete;  // blocks are views of the names
+  TokenOptions& operator=(const TokenOptions&) = delete;
+
+  std::string rowwise_name, colwise_name;
+};
+
+Forms as_forms(const std::tuple<Tensor, Tensor>& rowwise) {
+  const auto& [qdata, scale] = rowwise;
+  return {{qdata, scale}, {}};
+}
+
+Forms as_forms(const std::tuple<Tensor, Tensor, Tensor, Tensor>& both) {
+  const auto& [qdata, scale, qdata_t, scale_t] = both;
+  return {{qdata, scale}, {qdata_t, scale_t}};
+}
+
 }  // namespace
 
 OperandForm form_of_a(const Recipe& recipe, Pass pass) {
@@ -139,31 +165,24 @@ bool fuses(const Plan& plan, const Tensor& from, Need need) {
 }
 
 Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {
-  const std::string rowwise = name(plan.recipe.activations), colwise = name(plan.recipe.wgrad_x);
-  const QuantizeOptions options{.offs = offs,
-                                .rowwise_block = rowwise,
-                                .colwise_block = colwise,
-                                .rule = name(plan.recipe.rule),
-                                .scale_layout = text(plan.layout())};
-  if (need == Need::kRowwise) {
-    auto [qdata, scale] = swiglu_quantize_rowwise(h, options);
-    return {{qdata, scale}, {}};
-  }
-  auto [qdata, scale, qdata_t, scale_t] = swiglu_quantize_both(h, options);
-  return {{qdata, scale}, {qdata_t, scale_t}};
+  const TokenOptions options(plan, offs, plan.recipe.wgrad_x);
+  if (need == Need::kRowwise) return as_forms(swiglu_quantize_rowwise(h, options));
+  return as_forms(swiglu_quantize_both(h, options));
 }
 
 Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
                                const OptionalTensor& offs) {
-  const std::string rowwise = name(plan.recipe.activations), colwise = name(plan.recipe.wgrad_dy);
-  auto [qdata, scale, qdata_t, scale_t] =
-      swiglu_backward_quantize_both(da, h,
-                                    {.offs = offs,
-                                     .rowwise_block = rowwise,
-                                     .colwise_block = colwise,
-                                     .rule = name(plan.recipe.rule),
-                                     .scale_layout = text(plan.layout())});
-  return {{qdata, scale}, {qdata_t, scale_t}};
+  return as_forms(
+      swiglu_backward_quantize_both(da, h, TokenOptions(plan, offs, plan.recipe.wgrad_dy)));
+}
+
+Forms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
+                        const OptionalTensor& offs, Need need) {
+  const TokenOptions options(plan, offs, plan.recipe.wgrad_x);
+  const auto& [slot_of, row_of, top_k] = permutation;
+  if (need == Need::kRowwise)
+    return as_forms(permute_quantize_rowwise(x, *slot_of, top_k, options));
+  return as_forms(permute_quantize_both(x, *slot_of, top_k, options));
 }
 
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {

@@ -8,6 +8,8 @@
 
 namespace moxie::ops {
 
+struct Permutation;  // ops.h
+
 // A tensor as a pass takes it. Without a scale it is in high precision and in its natural order.
 struct Quantized {
   Tensor data;
@@ -54,6 +56,8 @@ bool fuses(const Plan& plan, const Tensor& from, Need need);
 Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need);
 Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
                                const OptionalTensor& offs);
+Forms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
+                        const OptionalTensor& offs, Need need);
 // w [G, N, K]
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need);
 // What quantize_weights returns: qdata, scale, qdata_t, scale_t.

@@ -7,7 +7,6 @@
 
 #include <cmath>
 
-#include "moxie/torch/ops.h"
 #include "moxie/torch/recipe.h"
 #include "moxie/torch/view.h"
 
@@ -63,19 +62,22 @@ void GroupedExpertsImpl::set_weight_cache(bool on) {
   set_recipe(options_.recipe);
 }
 
-at::Tensor GroupedExpertsImpl::forward(const at::Tensor& rows,
-                                       const std::optional<at::Tensor>& offs) {
+at::Tensor GroupedExpertsImpl::forward(const at::Tensor& x, const std::optional<at::Tensor>& offs,
+                                       const ops::Permutation& permutation) {
   if (has_moved()) set_recipe(options_.recipe);
   std::optional<at::ArrayRef<at::Tensor>> quantized_w13, quantized_w2;
   if (cache13_) quantized_w13 = cache13_->tensors();
   if (cache2_) quantized_w2 = cache2_->tensors();
   if (!collects_stats())
-    return ops::expert_mlp(rows, w13, w2,
+    return ops::expert_mlp(x, w13, w2,
                            {.offs = offs,
                             .recipe = options_.recipe,
                             .quantized_w13 = quantized_w13,
-                            .quantized_w2 = quantized_w2});
+                            .quantized_w2 = quantized_w2,
+                            .permutation = permutation});
   // The same bytes, with every operand in sight.
+  const auto& [slot_of, row_of, top_k] = permutation;
+  const at::Tensor rows = slot_of ? ops::permute(x, *slot_of, row_of.value(), top_k) : x;
   const at::Tensor h = ops::grouped_mm(rows, w13,
                                        {.offs = offs,
                                         .recipe = options_.recipe,

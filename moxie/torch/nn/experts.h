@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "moxie/torch/nn/quantizable.h"
+#include "moxie/torch/ops.h"
 #include "moxie/torch/weight_cache.h"
 
 namespace moxie::nn {
@@ -43,8 +44,10 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
  public:
   explicit GroupedExpertsImpl(const ExpertsOptions& options);
 
-  // rows [R, D] in groups -> [R, D]; without offs there is one expert
-  at::Tensor forward(const at::Tensor& rows, const std::optional<at::Tensor>& offs = std::nullopt);
+  // rows [R, D] in groups -> [R, D]; without offs there is one expert. With a permutation x is
+  // tokens, and what becomes of them is the rows.
+  at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt,
+                     const ops::Permutation& permutation = {});
   void refresh() override;
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;

@@ -35,7 +35,7 @@ at::Tensor MoeImpl::forward(const at::Tensor& x) {
   const RouterOptions& options = router->options();
   const auto [offs, slot_of, row_of] = ops::route(routing.ids, options.num_experts);
   const at::Tensor rows =
-      experts(ops::permute(tokens, slot_of, row_of, options.top_k), std::optional(offs));
+      experts(tokens, std::optional(offs), ops::Permutation{slot_of, row_of, options.top_k});
   at::Tensor y = ops::unpermute(rows, slot_of, row_of, tokens.size(0), routing.weights);
   if (shared) y = y + shared(tokens);
   return y.reshape(x.sizes());
