@@ -1,20 +1,15 @@
-// What needs no torch: the config, the text and the metrics of a run, words for people, GPUs.
+// What needs no torch: the config and the metrics of a run, words for people, GPUs.
 #include <gmock/gmock.h>
 
 #include <cmath>
-#include <cstdlib>
-#include <map>
-#include <set>
 
 #include "moxie/cli/file/error.h"
 #include "moxie/cli/info/gpus.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/config.h"
-#include "moxie/cli/train/data.h"
 #include "moxie/cli/train/metrics.h"
 #include "moxie/core/base/check.h"
 #include "tests/cli/folder.h"
-#include "tests/support/random.h"
 
 namespace moxie::testing {
 namespace {
@@ -23,9 +18,7 @@ using namespace moxie::cli;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::ThrowsMessage;
-using ::testing::UnorderedElementsAre;
 
 // ---- text --------------------------------------------------------------------------------------
 
@@ -163,203 +156,6 @@ TEST(Metrics, GoOnWithoutTornLinesAndLaterSteps) {
   EXPECT_EQ(folder.read("m"), "");
   EXPECT_THAT(folder.names(), ElementsAre("m"));
   EXPECT_THROW(Metrics(folder.path("no/m"), 0), IoError);
-}
-
-// ---- data --------------------------------------------------------------------------------------
-
-TEST(Shuffled, IsAPermutationThatTheKeyChooses) {
-  for (const int64_t count : {1, 2, 3, 4, 5, 16, 17, 100, 1000}) {
-    std::set<std::vector<int64_t>> orders;
-    for (uint64_t key = 0; key < 8; ++key) {
-      std::vector<int64_t> order;
-      for (int64_t i = 0; i < count; ++i) order.push_back(shuffled(i, count, key));
-      orders.insert(order);
-      std::sort(order.begin(), order.end());
-      for (int64_t i = 0; i < count; ++i) ASSERT_EQ(order[i], i) << count << " " << key;
-    }
-    if (count >= 16) {
-      EXPECT_EQ(orders.size(), 8u) << count;
-    }
-  }
-  const int64_t many = int64_t{1} << 60;
-  EXPECT_LT(shuffled(many - 1, many, 7), many);
-}
-
-// Bytes that say where they are: the little-endian place / 2, so that windows can be told apart.
-std::string numbered(int64_t count) {
-  std::string text;
-  for (int64_t i = 0; i < count; ++i) text += static_cast<char>(i % 2 == 0 ? i / 2 % 256 : i / 512);
-  return text;
-}
-
-class CorpusTest : public ::testing::Test {
- protected:
-  static constexpr int64_t kSeqLen = 8;
-  // Three files as one stream, in the order that find_text_files() gives.
-  CorpusTest() {
-    const std::string text = numbered(1000);
-    const char* names[] = {"a", "b", "c"};
-    for (const char* name : names) folder_.write(name, "x");
-    size_t at = 0;
-    for (const std::string& path : find_text_files({folder_.path()})) {
-      const size_t some = at == 0 ? 333 : at == 333 ? 4 : text.size() - at;
-      folder_.write(std::filesystem::path(path).filename().string(), text.substr(at, some));
-      at += some;
-    }
-    // One of them starts with a zero byte, so it is named: a folder would leave it out.
-    options_ = {.paths = {folder_.path("a"), folder_.path("b"), folder_.path("c")},
-                .seq_len = kSeqLen,
-                .held_out = 0.1,
-                .seed = 3};
-  }
-
-  // The place of a window's first byte, after a check that its bytes follow each other.
-  static int64_t begin_of(const std::vector<uint8_t>& window) {
-    const std::string all = numbered(1000);
-    const std::string_view bytes(reinterpret_cast<const char*>(window.data()), window.size());
-    const size_t at = all.find(bytes);
-    EXPECT_NE(at, all.npos) << "a window is not of the stream";
-    return static_cast<int64_t>(at);
-  }
-  static std::vector<uint8_t> train_window(const Corpus& corpus, int64_t position) {
-    std::vector<uint8_t> window(kSeqLen + 1);
-    corpus.read(position, window.data());
-    return window;
-  }
-
-  Folder folder_;
-  CorpusOptions options_;
-};
-
-TEST_F(CorpusTest, EveryEpochReadsEveryWindowOnceInItsOwnOrder) {
-  const Corpus corpus(options_);
-  EXPECT_EQ(corpus.bytes(), 1000);
-  EXPECT_EQ(corpus.files(), 3);
-  EXPECT_EQ(corpus.windows() + corpus.held_out_windows(), 999 / kSeqLen);
-  EXPECT_EQ(corpus.held_out_windows(), 13) << "a tenth of 124, rounded up";
-  std::set<std::vector<int64_t>> orders;
-  for (int64_t epoch = 0; epoch < 3; ++epoch) {
-    std::vector<int64_t> order;
-    for (int64_t i = 0; i < corpus.windows(); ++i)
-      order.push_back(begin_of(train_window(corpus, epoch * corpus.windows() + i)));
-    orders.insert(order);
-    std::sort(order.begin(), order.end());
-    for (int64_t i = 0; i < corpus.windows(); ++i) ASSERT_EQ(order[i], i * kSeqLen);
-  }
-  EXPECT_EQ(orders.size(), 3u);
-}
-
-TEST_F(CorpusTest, HeldOutWindowsAreNoInputOfTraining) {
-  const Corpus corpus(options_);
-  std::vector<int64_t> begins;
-  std::vector<uint8_t> window(kSeqLen + 1);
-  for (int64_t i = 0; i < corpus.held_out_windows(); ++i) {
-    corpus.read_held_out(i, corpus.held_out_windows(), window.data());
-    begins.push_back(begin_of(window));
-    EXPECT_GE(begins.back(), corpus.windows() * kSeqLen);
-    if (i > 0) {
-      EXPECT_EQ(begins[i], begins[i - 1] + kSeqLen);
-    }
-  }
-  for (int64_t i = 0; i < 100; ++i) {  // more than there are: some come again, none from outside
-    corpus.read_held_out(i, 100, window.data());
-    EXPECT_THAT(begins, ::testing::Contains(begin_of(window)));
-  }
-}
-
-TEST_F(CorpusTest, TheSeedGivesTheOrder) {
-  const Corpus a(options_), same(options_);
-  options_.seed = 4;
-  const Corpus other(options_);
-  int differ = 0;
-  for (int64_t i = 0; i < a.windows(); ++i) {
-    EXPECT_EQ(train_window(a, i), train_window(same, i));
-    differ += train_window(a, i) != train_window(other, i);
-  }
-  EXPECT_GT(differ, 90);
-  EXPECT_EQ(a.fingerprint(), other.fingerprint());
-}
-
-TEST_F(CorpusTest, TheFingerprintSeesNamesAndSizes) {
-  const std::string before = Corpus(options_).fingerprint();
-  folder_.write("a", folder_.read("a") + "x");
-  const std::string longer = Corpus(options_).fingerprint();
-  EXPECT_NE(longer, before);
-  std::filesystem::rename(folder_.path("a"), folder_.path("d"));
-  options_.paths[0] = folder_.path("d");
-  EXPECT_NE(Corpus(options_).fingerprint(), longer);
-}
-
-TEST_F(CorpusTest, TooLittleTextIsAnError) {
-  options_.seq_len = 999;
-  EXPECT_THAT(
-      [&] { Corpus corpus(options_); },
-      ThrowsMessage<Error>(HasSubstr("1000 bytes of text in 3 files are too few for windows "
-                                     "of 999 tokens")));
-  options_.paths = {folder_.write("empty", "")};
-  EXPECT_THROW(Corpus corpus(options_), Error);
-}
-
-TEST(Corpus, BigramEntropyOfKnownText) {
-  const Folder folder;
-  const auto entropy = [&](const std::string& text) {
-    return Corpus({.paths = {folder.write("x", text)}, .seq_len = 4, .held_out = 0.5, .seed = 1})
-        .bigram_entropy();
-  };
-  std::string turns, fair;
-  for (int i = 0; i < 500; ++i) turns += "abcd";
-  for (int i = 0; i < 500; ++i) fair += "aabb";  // after an a comes a or b, as often; after b too
-  EXPECT_EQ(entropy(turns), 0);
-  EXPECT_NEAR(entropy(fair), std::log(2.0), 1e-5);
-  // Of any text: the sum over pairs, from its own definition.
-  Random random(1);
-  std::string text;
-  for (int i = 0; i < 4001; ++i) text += "abcdefgh"[random.below(1 + random.below(8))];
-  std::map<std::string, double> pairs;
-  std::map<char, double> firsts;
-  for (size_t i = 2000; i < 4000; ++i) ++pairs[text.substr(i, 2)], ++firsts[text[i]];
-  double expected = 0;
-  for (const auto& [pair, count] : pairs)
-    expected -= count / 2000 * std::log(count / firsts[pair[0]]);
-  EXPECT_NEAR(entropy(text), expected, 1e-12);
-}
-
-TEST(FindTextFiles, TakesTextFromFoldersInAnOrderThatNamesDecide) {
-  const Folder a, b;
-  for (const Folder* folder : {&a, &b}) {
-    for (int i = 0; i < 20; ++i) folder->write("part/" + std::to_string(i) + ".txt", "text");
-    for (const char* name : {".hidden", ".git/x", "site-packages/x", "part/__pycache__/x"})
-      folder->write(name, "text");
-    folder->write("binary", std::string("ab\0c", 4));
-    folder->write("empty", "");
-    std::filesystem::create_symlink("loop", folder->path("loop"));
-    std::filesystem::create_symlink("nowhere", folder->path("dangling"));
-  }
-  const auto relative = [](const Folder& folder) {
-    std::vector<std::string> names;
-    for (const std::string& path : find_text_files({folder.path()}))
-      names.push_back(path.substr(folder.path().size()));
-    return names;
-  };
-  const std::vector<std::string> names = relative(a);
-  EXPECT_EQ(names.size(), 20u) << ::testing::PrintToString(names);
-  EXPECT_EQ(relative(b), names) << "where the folder lies does not matter";
-  EXPECT_FALSE(std::is_sorted(names.begin(), names.end()));
-  EXPECT_THAT(find_text_files({a.path("binary")}), ElementsAre(a.path("binary")))
-      << "what is named is taken";
-  EXPECT_THAT([&] { find_text_files({a.path("absent")}); },
-              ThrowsMessage<Error>(HasSubstr(a.path("absent"))));
-}
-
-TEST(FindTextFiles, SaysWhichPythonIsMissing) {
-  const char* old = std::getenv("MOXIE_PYTHON");
-  const std::string kept = old != nullptr ? old : "";
-  ::setenv("MOXIE_PYTHON", "/nowhere/python3", 1);
-  EXPECT_THAT([] { python_library(); }, ThrowsMessage<Error>(HasSubstr("/nowhere/python3")));
-  if (old != nullptr)
-    ::setenv("MOXIE_PYTHON", kept.c_str(), 1);
-  else
-    ::unsetenv("MOXIE_PYTHON");
 }
 
 }  // namespace

@@ -26,6 +26,20 @@ constexpr uint64_t mix(uint64_t x) {
   return x ^ (x >> 32);
 }
 
+// The smallest value below count for which `reached` holds, as it does for all above it.
+template <class Reached>
+int64_t first_where(int64_t count, Reached&& reached) {
+  int64_t begin = 0, end = count - 1;
+  while (begin < end) {
+    const int64_t middle = begin + (end - begin) / 2;
+    if (reached(middle))
+      end = middle;
+    else
+      begin = middle + 1;
+  }
+  return begin;
+}
+
 bool is_text(const fs::path& path) {
   constexpr size_t kLook = 4096;
   const MappedFile file(path.string());
@@ -108,7 +122,8 @@ std::string python_library() {
        "files or folders");
 }
 
-Corpus::Corpus(const CorpusOptions& options) : seq_len_(options.seq_len), seed_(options.seed) {
+Corpus::Corpus(const CorpusOptions& options)
+    : seq_len_(options.seq_len), share_(options.held_out), seed_(options.seed) {
   const std::vector<std::string> paths =
       options.paths.empty() ? std::vector{python_library()} : options.paths;
   Checksum sum;
@@ -122,14 +137,24 @@ Corpus::Corpus(const CorpusOptions& options) : seq_len_(options.seq_len), seed_(
   }
   fingerprint_ = sum.hex();
   const int64_t all = std::max<int64_t>(bytes_ - 1, 0) / seq_len_;
-  held_out_ = std::llround(std::ceil(static_cast<double>(all) * options.held_out));
+  // 64 windows of the tiny preset are 8 KB; of little text many short stretches are better.
+  constexpr int64_t kLongest = 64, kEnough = 64;
+  const double wanted = static_cast<double>(all) * share_;
+  stretch_ = std::clamp<int64_t>(std::llround(wanted) / kEnough, 1, kLongest);
+  stretches_ = all / stretch_;
+  held_out_ = held_out_before(stretches_) * stretch_;
   windows_ = all - held_out_;
   MOXIE_CHECK(windows_ > 0 && held_out_ > 0, "--data: ", bytes_, " bytes of text in ", files(),
               " files are too few for windows of ", seq_len_,
               " tokens, one to train on and one to hold out");
 }
 
-void Corpus::copy(int64_t begin, int64_t count, uint8_t* to) const {
+int64_t Corpus::held_out_before(int64_t stretch) const {
+  return std::llround(std::ceil(static_cast<double>(stretch) * share_));
+}
+
+void Corpus::copy_window(int64_t window, uint8_t* to) const {
+  int64_t begin = window * seq_len_, count = seq_len_ + 1;
   auto file = std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin();
   while (count > 0) {
     const std::string_view bytes = files_[static_cast<size_t>(file)].bytes();
@@ -146,13 +171,20 @@ void Corpus::copy(int64_t begin, int64_t count, uint8_t* to) const {
 
 void Corpus::read(int64_t position, uint8_t* to) const {
   const auto epoch = static_cast<uint64_t>(position / windows_);
-  const int64_t window = shuffled(position % windows_, windows_, mix(seed_ + 1) + epoch);
-  copy(window * seq_len_, seq_len_ + 1, to);
+  const int64_t index = shuffled(position % windows_, windows_, mix(seed_ + 1) + epoch);
+  const int64_t stretch = index / stretch_;  // of those that are not held out
+  if (stretch >= stretches_ - held_out_before(stretches_))
+    return copy_window(index + held_out_, to);  // behind the last whole one
+  const int64_t at =
+      first_where(stretches_, [&](int64_t i) { return i + 1 - held_out_before(i + 1) > stretch; });
+  copy_window(at * stretch_ + index % stretch_, to);
 }
 
 void Corpus::read_held_out(int64_t index, int64_t count, uint8_t* to) const {
-  const int64_t window = windows_ + index * held_out_ / count;
-  copy(window * seq_len_, seq_len_ + 1, to);
+  const int64_t window = index * held_out_ / count;
+  const int64_t at = first_where(
+      stretches_, [&](int64_t i) { return held_out_before(i + 1) > window / stretch_; });
+  copy_window(at * stretch_ + window % stretch_, to);
 }
 
 double Corpus::bigram_entropy() const {

@@ -1,5 +1,5 @@
-// Text as windows of tokens: files are memory-mapped and read as one stream; its last part is held
-// out for evaluation; the windows of the rest come in an order that the seed gives.
+// Text as windows of tokens: files are memory-mapped and read as one stream; stretches of it are
+// held out for evaluation; the windows of the rest come in an order that the seed gives.
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,8 @@
 
 namespace moxie::cli {
 
-// Files of the paths given, in an order that their names alone decide, as good as random: what is
-// held out is a fair sample of them. In a folder only text is taken: nothing hidden, no file with a
-// zero byte near its start, no installed packages.
+// Files of the paths given, in an order that their names alone decide. In a folder only text is
+// taken: nothing hidden, no file with a zero byte near its start, no installed packages.
 std::vector<std::string> find_text_files(const std::vector<std::string>& paths);
 
 // The folder of Python's standard library.
@@ -49,10 +48,15 @@ class Corpus {
   double bigram_entropy() const;
 
  private:
-  void copy(int64_t begin, int64_t count, uint8_t* to) const;
+  void copy_window(int64_t window, uint8_t* to) const;
+  int64_t held_out_before(int64_t stretch) const;  // stretches
   std::vector<MappedFile> files_;
   std::vector<int64_t> ends_;  // of each file in the stream
   int64_t seq_len_, bytes_ = 0, windows_ = 0, held_out_ = 0;
+  // Held out are whole stretches, evenly spread, so that evaluation is on a fair sample of the text
+  // whatever the sizes of its files, and few windows have a neighbour on the other side.
+  double share_;
+  int64_t stretch_ = 1, stretches_ = 0;  // windows of one; how many there are
   uint64_t seed_;
   std::string fingerprint_;
 };
