@@ -1,5 +1,6 @@
 // moxie: trains, compares, inspects.
 #include <c10/util/Exception.h>
+#include <fcntl.h>
 #include <malloc.h>
 #include <unistd.h>
 
@@ -44,6 +45,13 @@ void end_on_bus_error(int) {
       "from the last checkpoint once the file is back\n";
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
   ::_exit(kFailed);
+}
+
+// Otherwise the next file to be opened would take the place of a closed stdout or stderr, and what
+// is printed would be written into it.
+void open_standard_files() {
+  for (int fd = 0; fd <= STDERR_FILENO; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
 }
 
 void handle_signals() {
@@ -95,8 +103,13 @@ int run(int argc, char** argv) {
 }  // namespace moxie::cli
 
 int main(int argc, char** argv) {
+  moxie::cli::open_standard_files();
   moxie::cli::avoid_amx();
   moxie::cli::keep_pages();
   moxie::cli::handle_signals();
-  return moxie::cli::run(argc, argv);
+  const int code = moxie::cli::run(argc, argv);
+  // A result that nobody got is none.
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  std::fprintf(stderr, "moxie: cannot write to stdout\n");
+  return code == moxie::cli::kDone ? moxie::cli::kFailed : code;
 }

@@ -33,7 +33,8 @@ Progress::~Progress() {
 }
 
 std::string Progress::bar(int64_t done) const {
-  const auto filled = static_cast<size_t>(kBarWidth * done / std::max<int64_t>(total_, 1));
+  const int64_t total = std::max<int64_t>(total_, 1);
+  const auto filled = static_cast<size_t>(kBarWidth * std::clamp<int64_t>(done, 0, total) / total);
   return "[" + std::string(filled, '=') + std::string(kBarWidth - filled, ' ') + "]";
 }
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -11,7 +12,7 @@ import time
 import pytest
 import torch
 
-from program import ROOT, command, metrics, micro, read_tensors, run, train, write_tensors
+from program import ROOT, command, forge, metrics, micro, read_tensors, run, train, write_tensors
 
 
 @pytest.fixture(scope="module")
@@ -211,6 +212,21 @@ def test_the_watch_names_the_layer_and_the_expert(finished, tmp_path, value, mes
     assert len(metrics(tmp_path / "skip", "not_finite")) == 6
 
 
+def test_the_watch_follows_gradients_back_to_where_they_broke(tmp_path):
+    # Steps this long make the last layer's weights so large that gradients overflow there; the embedding's do too, later.
+    done = train(tmp_path, lr=30, warmup=0, clip=0, weight_decay=100, steps=12, code=3)
+    assert "the gradient of layers.1." in done.stderr
+
+
+def test_a_last_step_that_breaks_the_model_is_noticed(tmp_path):
+    flags = dict(lr=1000, warmup=0, clip=0, weight_decay=1000, steps=3)
+    done = train(tmp_path / "stop", code=3, **flags)
+    assert "step 3: the held-out loss is not finite: " in done.stderr
+    assert not (tmp_path / "stop/result.json").exists()
+    done = train(tmp_path / "skip", on_nan="skip", **flags)
+    assert json.loads((tmp_path / "skip/result.json").read_text())["eval_loss"] is None
+
+
 # ---- recipes by part --------------------------------------------------------------------------------------------------------
 
 
@@ -289,6 +305,45 @@ def test_resume_refuses_what_would_make_another_run_of_it(finished):
     assert done.returncode == 2 and "--lr is not what the run" in done.stderr
     done = run("train", "--resume", out=finished / "nothing")
     assert done.returncode == 2 and "holds no run" in done.stderr
+    done = run("train", "--resume", out=finished / "run", preset="small")
+    assert done.returncode == 2 and "--preset must be tiny, what the run began with, got small" in done.stderr
+    (finished / "other.json").write_text('{"dim": 64}')
+    done = run("train", "--resume", out=finished / "run", config=finished / "other.json")
+    assert done.returncode == 2 and "--dim is not what the run" in done.stderr
+    done = run("train", "--resume", out=finished / "run", steps=4)
+    assert done.returncode == 2 and "has taken 6 steps already, got 4" in done.stderr
+
+
+def test_resume_needs_the_first_weights_no_more(finished, tmp_path):
+    shutil.copy(finished / "weights.safetensors", tmp_path / "w.safetensors")
+    train(tmp_path / "run", init=tmp_path / "w.safetensors", steps=2)
+    (tmp_path / "w.safetensors").unlink()
+    assert run("train", "--resume", out=tmp_path / "run", steps=4).returncode == 0
+
+
+def test_progress_goes_into_no_file_where_stdout_and_stderr_are_closed(tmp_path):
+    subprocess.run(["sh", "-c", '"$@" <&- >&- 2>&-', "sh", *command("train", **micro(tmp_path))], check=True)
+    assert [line["step"] for line in metrics(tmp_path, "step")] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_result_that_cannot_be_printed_is_an_error(finished):
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command("inspect", finished / "weights.safetensors"), stdout=full, stderr=subprocess.PIPE)
+    assert done.returncode == 1 and b"cannot write to stdout" in done.stderr
+
+
+@pytest.mark.parametrize("change, message", [
+    (dict(window=-1), "its step or window is none"),
+    (dict(window=2**63 - 5), "its step or window is none"),
+    (dict(step=1.5), "its step or window is none"),
+    (dict(step=-3), "its step or window is none"),
+])
+def test_a_checkpoint_forged_with_a_right_checksum_is_refused(tmp_path, change, message):
+    train(tmp_path, steps=2)
+    path = tmp_path / "checkpoints/step-00000002.safetensors"
+    forge(path, lambda about: about["position"].update(change))
+    done = run("train", "--resume", out=tmp_path, steps=4)
+    assert done.returncode == 2 and message in done.stderr and str(path) in done.stderr
 
 
 def test_resume_refuses_data_that_changed(tmp_path):

@@ -49,9 +49,9 @@ Plan resumed_plan(const Flags& flags, const CompareFolder& folder) {
               "' holds no comparison: there is no plan.json");
   Plan plan = read_plan(folder.plan());
   const Config saved = plan.config;
-  flags.config.apply(plan.config);
+  plan.config = flags.config.resumed(saved);
   for (const Field& field : fields()) {
-    if (may_change(field.name)) continue;
+    if (may_change(field.name) || is_own_field(field.name)) continue;
     std::visit(
         [&](const auto member) {
           MOXIE_CHECK(plan.config.*member == saved.*member, "--resume: ", field.flag(),
@@ -72,6 +72,9 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
                 "' holds a comparison already; --resume continues it, --out takes another folder");
     plan.config = flags.config.config();
   }
+  for (const Field& field : fields())  // a run's own, which a --config may have
+    if (is_own_field(field.name))
+      std::visit([&](const auto member) { plan.config.*member = Config().*member; }, field.member);
   if (!flags.recipes.empty()) plan.recipes = flags.recipes;
   plan.seeds = flags.seeds.value_or(plan.seeds);
   MOXIE_CHECK(!flags.require || plan.seeds > 1,

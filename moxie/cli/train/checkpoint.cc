@@ -1,10 +1,12 @@
 #include "moxie/cli/train/checkpoint.h"
 
 #include <ATen/Context.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <filesystem>
 
+#include "moxie/cli/file/json.h"
 #include "moxie/cli/file/safetensors.h"
 #include "moxie/cli/file/tensors.h"
 #include "moxie/core/base/check.h"
@@ -17,7 +19,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kKey = "moxie.checkpoint";
 constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
-constexpr int kDigits = 8;  // so that names sort as steps do
+constexpr uint64_t kTooMany = uint64_t{1} << 62;  // steps or windows: more would overflow
+constexpr int kDigits = 8;                        // so that names sort as steps do
 
 std::string path_of(const std::string& folder, int64_t step) {
   std::string digits = std::to_string(step);
@@ -57,6 +60,11 @@ Saved parse_header(const std::string& path, const Safetensors& file) {
                              .window = at.at("window"),
                              .data_fingerprint = at.at("data_fingerprint"),
                              .seconds = at.at("seconds")}};
+    const auto is_count = [&](const char* name) {
+      return at.at(name).is_number_unsigned() && at.at(name).get<uint64_t>() < kTooMany;
+    };
+    MOXIE_CHECK(is_count("step") && is_count("window"), "'", path,
+                "': its step or window is none: ", printable(at.dump()));
     set_from_json(saved.config, json.at("config"), "'" + path + "'");
     return saved;
   } catch (const nlohmann::json::exception& error) {
@@ -109,14 +117,21 @@ Position load_checkpoint(const std::string& path, const State& state) {
   const Safetensors file = read_safetensors(path);
   const Saved saved = parse_header(path, file);
   const std::vector<NamedTensor> tensors = tensors_of(state);
-  for (const NamedTensor& tensor : tensors) entry_of(path, file, tensor);
+  for (const NamedTensor& tensor : tensors)
+    MOXIE_CHECK(scalar_type_of(entry_of(path, file, tensor)) == tensor.tensor.scalar_type(), "'",
+                path, "': tensor '", tensor.name, "' must be ", tensor.tensor.scalar_type(),
+                ", got ", file.find(tensor.name)->dtype);
   const TensorEntry* rng = file.find("rng.cpu");
   MOXIE_CHECK(rng != nullptr && file.tensors.size() == tensors.size() + 1, "'", path,
               "' must hold ", tensors.size() + 1, " tensors, those of the model, got ",
               file.tensors.size());
   for (const NamedTensor& tensor : tensors) tensor.tensor.copy_(tensor_of(*file.find(tensor.name)));
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
-  generator.set_state(tensor_of(*rng));
+  try {
+    generator.set_state(tensor_of(*rng));
+  } catch (const c10::Error& error) {
+    fail("'", path, "': rng.cpu is no random state: ", error.what_without_backtrace());
+  }
   state.optimizer.write_weights();
   return saved.position;
 }

@@ -35,8 +35,7 @@ Config resumed_config(const ConfigFlags& flags, const std::string& folder) {
   MOXIE_CHECK(std::filesystem::exists(path), "--resume: '", folder,
               "' holds no run: there is no config.json");
   const Config saved = read_config(path, Config());
-  Config config = saved;
-  flags.apply(config);
+  const Config config = flags.resumed(saved);
   for (const Field& field : fields()) {
     if (field.part == Part::kRun || field.name == "steps") continue;
     std::visit(

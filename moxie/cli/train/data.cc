@@ -107,7 +107,7 @@ std::vector<std::string> find_text_files(const std::vector<std::string>& paths) 
 
 std::string python_library() {
   const char* chosen = std::getenv("MOXIE_PYTHON");
-  const std::string python = chosen != nullptr ? chosen : "python3";
+  const std::string python = chosen != nullptr && *chosen != '\0' ? chosen : "python3";
   const std::string command =
       "'" + python + "' -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))' 2>/dev/null";
   std::array<char, 4096> line = {};

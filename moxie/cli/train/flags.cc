@@ -3,6 +3,7 @@
 #include <cctype>
 
 #include "moxie/cli/text.h"
+#include "moxie/core/base/check.h"
 
 namespace moxie::cli {
 namespace {
@@ -55,8 +56,16 @@ void ConfigFlags::apply(Config& config) const {
 }
 
 Config ConfigFlags::config() const {
-  Config config = cli::preset(preset);
+  Config config = preset.empty() ? Config() : cli::preset(preset);
   if (!file.empty()) config = read_config(file, config);
+  apply(config);
+  return config;
+}
+
+Config ConfigFlags::resumed(const Config& saved) const {
+  MOXIE_CHECK(preset.empty() || preset == saved.preset, "--resume: --preset must be ", saved.preset,
+              ", what the run began with, got ", preset);
+  Config config = file.empty() ? saved : read_config(file, saved);
   apply(config);
   return config;
 }

@@ -11,12 +11,13 @@ namespace moxie::cli {
 
 // What the user gave; a preset, then a file, then flags, each over what comes before.
 struct ConfigFlags {
-  std::string preset = "tiny", file;
+  std::string preset, file;                 // empty: not given
   std::map<std::string_view, Words> given;  // by the field's name
 
   bool has(std::string_view name) const;
   Config config() const;
-  void apply(Config& config) const;  // the flags alone
+  Config resumed(const Config& saved) const;  // file and flags over what a run began with
+  void apply(Config& config) const;           // the flags alone
 };
 
 // Flags of one part each under a heading of its own. `flags` must live as long as the app.

@@ -1,5 +1,6 @@
 #include "moxie/cli/train/loop.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
@@ -78,7 +79,8 @@ Run::Run(const Config& config, Start start)
       model_(make_model(config, device_)),
       optimizer_(*model_, config) {
   position_.data_fingerprint = corpus_.fingerprint();
-  if (!config.init.empty()) load_weights(config.init, {*model_, optimizer_});
+  at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
+  generator.set_current_seed(static_cast<uint64_t>(config.seed));
   remove_unfinished_files(folder_.checkpoints());
   const std::vector<std::string> checkpoints = find_checkpoints(folder_.checkpoints());
   if (start == Start::kResume && !checkpoints.empty()) {
@@ -86,7 +88,11 @@ Run::Run(const Config& config, Start start)
     MOXIE_CHECK(position_.data_fingerprint == corpus_.fingerprint(),
                 "the data is not what it was: its fingerprint is ", corpus_.fingerprint(), ", in '",
                 checkpoints.front(), "' it is ", position_.data_fingerprint);
+    MOXIE_CHECK(position_.step <= config.steps, "--steps: the run in '", folder_.path,
+                "' has taken ", position_.step, " steps already, got ", config.steps);
     saved_step_ = position_.step;
+  } else if (!config.init.empty()) {
+    load_weights(config.init, {*model_, optimizer_});
   }
   std::filesystem::create_directories(folder_.checkpoints());
   metrics_.emplace(folder_.metrics(), position_.step);
@@ -198,6 +204,11 @@ Result Run::train() {
     }
   }
   eval_loss_ = evaluate();
+  // No step follows that would notice what the last one did.
+  if (!std::isfinite(eval_loss_) && config_.on_nan == "stop")
+    throw NotFinite("step " + std::to_string(position_.step) +
+                    ": the held-out loss is not finite: " +
+                    find_not_finite(*model_, optimizer_, windows(Text::kHeldOut, 0)));
   metrics_->write({{"event", "eval"}, {"step", position_.step}, {"loss", eval_loss_}});
   save();
   if (!config_.save_weights.empty()) save_weights(config_.save_weights, {*model_, optimizer_});

@@ -54,6 +54,19 @@ std::string find_in_forward(LanguageModelImpl& model, const at::Tensor& windows)
   return found;
 }
 
+// As gradients flow, from the head to the embedding: what is not finite spreads to all that follow.
+std::string find_in_gradients(const std::vector<Weight>& weights) {
+  std::vector<const Weight*> order;
+  for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight)
+    order.push_back(&*weight);
+  std::stable_partition(order.begin(), order.end(),
+                        [](auto* weight) { return weight->name == "head"; });
+  for (const Weight* weight : order)
+    if (!all_finite(weight->grad))
+      return "the gradient of " + weight->name + " is not finite" + expert_of_weight(weight->grad);
+  return "";
+}
+
 }  // namespace
 
 std::string find_not_finite(LanguageModelImpl& model, const AdamW& optimizer,
@@ -63,9 +76,8 @@ std::string find_not_finite(LanguageModelImpl& model, const AdamW& optimizer,
     if (!all_finite(weight.master))
       return "the weight " + weight.name + " is not finite" + expert_of_weight(weight.master);
   if (const std::string found = find_in_forward(model, windows); !found.empty()) return found;
-  for (const Weight& weight : optimizer.weights())
-    if (!all_finite(weight.grad))
-      return "the gradient of " + weight.name + " is not finite" + expert_of_weight(weight.grad);
+  if (const std::string found = find_in_gradients(optimizer.weights()); !found.empty())
+    return found;
   return "every weight, output and gradient is finite, but their norm or the loss overflows";
 }
 
