@@ -134,7 +134,7 @@ TEST_F(CorpusTest, HeldOutStretchesAreSpreadOverTheWholeText) {
     const std::vector<int64_t> begins = held_out_of(corpus);
     EXPECT_EQ(std::ssize(begins), std::llround(std::ceil(124 * share)));
     for (size_t i = 1; i < begins.size(); ++i)
-      EXPECT_NEAR(begins[i] - begins[i - 1], kSeqLen / share, kSeqLen);
+      EXPECT_NEAR(static_cast<double>(begins[i] - begins[i - 1]), kSeqLen / share, kSeqLen);
   }
 }
 
