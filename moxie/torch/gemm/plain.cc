@@ -16,7 +16,7 @@ Tensor PassArgs::allocate() const {
 
 namespace {
 
-// A group's rows with rows of zeros behind them; add nothing to a product along the rows.
+// A group's rows with rows of zeros behind them, which add nothing to a product along the rows.
 Tensor with_zeros(const Tensor& rows, int64_t count) {
   if (rows.size(0) == count) return rows;
   const Tensor copy = at::empty({count, rows.size(1)}, rows.options());
