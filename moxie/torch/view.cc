@@ -221,14 +221,22 @@ OptionalOffs offs_view(const OptionalTensor& offs) {
   return offs ? OptionalOffs(const_view<int32_t>(*offs)) : std::nullopt;
 }
 
+namespace {
+
+Format float_format(const Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  TORCH_INTERNAL_ASSERT(dtype == at::kFloat || dtype == at::kBFloat16, "no view of ", dtype);
+  return dtype == at::kFloat ? Format::kF32 : Format::kBf16;
+}
+
+}  // namespace
+
 ConstFloatView const_float_view(const Tensor& tensor) {
-  const auto format = tensor.scalar_type() == at::kFloat ? Format::kF32 : Format::kBf16;
-  return {tensor.const_data_ptr(), format, shape_of(tensor)};
+  return {tensor.const_data_ptr(), float_format(tensor), shape_of(tensor)};
 }
 
 FloatView float_view(const Tensor& tensor) {
-  const auto format = tensor.scalar_type() == at::kFloat ? Format::kF32 : Format::kBf16;
-  return {tensor.mutable_data_ptr(), format, shape_of(tensor)};
+  return {tensor.mutable_data_ptr(), float_format(tensor), shape_of(tensor)};
 }
 
 // ---- errors ----------------------------------------------------------------------------------

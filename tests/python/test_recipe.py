@@ -177,24 +177,27 @@ def path(recipe: str, device: str = "cpu", n: int = 64, k: int = 64):
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_path_other_than_the_fastest_comes_with_the_reason(name, device):
     chosen, reason = path(name, device)
-    assert chosen in ("emulated", "sm90", "sm100")
+    assert chosen in ("emulated", "sm90", "sm90_rows", "sm100")
     assert bool(reason) == (chosen == "emulated")
 
 
 def test_on_a_cpu_everything_is_emulated():
     assert {path(name)[0] for name in PRESETS} == {"emulated"}
-    assert path("mxfp8_rceil") == ("emulated", "a CPU has no FP8 product")
+    assert path("mxfp8_rceil") == path("fp8_rowwise") == ("emulated", "a CPU has no FP8 product")
     assert path("bf16")[1] == "the recipe quantizes nothing"
     assert path("mxfp8_emulated_rceil")[1] == "the recipe asks for it"
 
 
 def test_a_path_is_forced_by_name_alone():
-    with pytest.raises(ValueError, match="force_path: there is no path 'sm70'; there are emulated, sm90, sm100"):
+    with pytest.raises(ValueError, match="force_path: there is no path 'sm70'; there are emulated, sm90, sm90_rows, sm100"):
         torch.ops.moxie._force_path("sm70")
     try:
         torch.ops.moxie._force_path("sm100")
         assert path("mxfp8_rceil") == ("sm100", "")
-        assert path("mxfp8_emulated_rceil")[0] == "emulated"
+        assert path("mxfp8_emulated_rceil")[0] == path("fp8_rowwise")[0] == "emulated"
+        torch.ops.moxie._force_path("sm90_rows")
+        assert path("fp8_rowwise") == ("sm90_rows", "")
+        assert path("fp8_rowwise:kernels=emulated")[0] == path("mxfp8_rceil")[0] == "emulated"
     finally:
         torch.ops.moxie._force_path("")
     assert path("mxfp8_rceil")[0] == "emulated"

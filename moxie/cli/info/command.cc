@@ -31,7 +31,9 @@ constexpr const char* kMore =
 constexpr const char* kPaths =
     "emulated: operands are quantized, decoded and multiplied by the device's own bf16 product: "
     "the\n"
-    "numerics of the recipe, the time of bf16 and the quantizers. sm90, sm100: FP8 tensor cores.";
+    "numerics of the recipe, the time of bf16 and the quantizers. sm90, sm90_rows, sm100: FP8 "
+    "tensor\n"
+    "cores; of sm90_rows, only the passes with bf16 results.";
 
 struct Flags {
   int64_t n = 2048, k = 7168;
@@ -126,11 +128,11 @@ void print_paths(c10::Device device, const Flags& flags) {
   for (const std::string& name : names) width = std::max(width, name.size());
   std::printf("\nPaths on %s for weights [experts, n, k] with n = %ld and k = %ld:\n",
               device.str().c_str(), flags.n, flags.k);
-  std::printf("%-*s  %-8s  %s\n", static_cast<int>(width), "recipe", "path",
+  std::printf("%-*s  %-9s  %s\n", static_cast<int>(width), "recipe", "path",
               "why not a faster one");
   for (const std::string& name : names) {
     const ops::Choice choice = path_of(name, device, flags);
-    std::printf("%-*s  %-8s  %s\n", static_cast<int>(width), name.c_str(), ops::name(choice.path),
+    std::printf("%-*s  %-9s  %s\n", static_cast<int>(width), name.c_str(), ops::name(choice.path),
                 choice.reason.empty() ? "-" : choice.reason.c_str());
   }
 }

@@ -2,6 +2,7 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_grouped_mm.h>
 #include <ATen/ops/diff.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
@@ -50,35 +51,71 @@ OptionalTensor multiply_sm90(const PassArgs& args) {
   return out;
 }
 
-Tensor multiply_sm100(const PassArgs& args) {
-  const DeviceScope scope(args.a.data.device());
+namespace {
+
+// Rows that no group covers are 0, the others have the bias.
+void finish(const PassArgs& args, const Tensor& offs, const Tensor& out, const Exec& exec) {
+  const OptionalTensor bias = ops::dense(args.bias);
+  std::optional<ConstFloatView> bias_view;
+  if (bias) bias_view = const_float_view(*bias);
+  finish_rows({.offs = const_view<int32_t>(offs), .bias = bias_view, .out = float_view(out)}, exec);
+}
+
+Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& offs) {
+  const Tensor rows = at::diff(offs, 1, -1, at::zeros({1}, offs.options()));
+  return at::where((rows > 0).view({-1, 1, 1}), dw, at::zeros({}, dw.options()));
+}
+
+// torch's grouped product of dense operands with scales as it takes them, and then what it leaves
+// as it found it: rows that no group covers, and dw of groups without rows. row_block: what the
+// rows of a group are padded to where they are contracted.
+Tensor multiply_by_torch(const PassArgs& args, const Quantized& a, const Quantized& b,
+                         int64_t row_block) {
+  const DeviceScope scope(a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
-  const Quantized a = dense(args.a), b = dense(args.b);
   const Tensor offs = args.offs ? ops::dense(*args.offs)
-                                : at::zeros({1}, a.data.options().dtype(at::kInt)) + args.num_rows;
-  const auto product = [&](const Tensor& ends) {
-    // The scales of a weight cache are bytes.
-    const auto as_e8m0 = [](const Tensor& scale) { return scale.view(at::kFloat8_e8m0fnu); };
-    return at::_scaled_grouped_mm(a.data, b.data.mT(), as_e8m0(*a.scale), as_e8m0(*b.scale), ends,
-                                  /*bias=*/{},
-                                  /*scale_result=*/{}, at::kBFloat16);
-  };
+                                : at::full({1}, args.num_rows, a.data.options().dtype(at::kInt));
+  // Fast accumulation would leave the sums of a whole contraction to Hopper's tensor cores, which
+  // keep fewer bits of them than f32 has.
+  const Tensor out = at::_scaled_grouped_mm(
+      a.data, b.data.mT(), *a.scale, *b.scale, wgrad ? padded_offs(offs, row_block) : offs,
+      /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/false);
   if (!wgrad) {
-    const Tensor out = product(offs);
-    const OptionalTensor bias = ops::dense(args.bias);
-    std::optional<ConstFloatView> bias_view;
-    if (bias) bias_view = const_float_view(*bias);
-    finish_rows({.offs = const_view<int32_t>(offs), .bias = bias_view, .out = float_view(out)},
-                scope.exec());
+    finish(args, offs, out, scope.exec());
     return out.to(args.dtype);
   }
-  // Its contraction is over rows as they are padded. What it does not write, the results of groups
-  // without rows, may hold anything.
-  const Tensor out = product(padded_offs(offs, args.recipe.wgrad_x.rows));
-  const Tensor rows = at::diff(offs, 1, -1, at::zeros({1}, offs.options()));
-  const Tensor dw =
-      at::where((rows > 0).view({-1, 1, 1}), out, at::zeros({}, out.options())).to(args.dtype);
+  const Tensor dw = zeros_for_groups_without_rows(out, offs).to(args.dtype);
   return args.add_to ? args.add_to->add_(dw) : dw;
+}
+
+bool is_aligned(const Tensor& tensor) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
+}
+
+}  // namespace
+
+OptionalTensor multiply_sm90_rows(const PassArgs& args) {
+  Quantized a = dense(args.a), b = dense(args.b);
+  if (!why_not_sm90_rows({.rows = args.num_rows,
+                          .groups = args.offs ? args.offs->size(0) : 1,
+                          .result = args.dtype,
+                          .aligned = is_aligned(a.data) && is_aligned(b.data)})
+           .empty())
+    return std::nullopt;
+  if (args.pass == Pass::kWgrad) {
+    // [G, columns]: torch wants the scales of all groups in one dimension.
+    a.scale = a.scale->flatten();
+    b.scale = b.scale->flatten();
+  }
+  return multiply_by_torch(args, a, b, kRowScaleAlignment);
+}
+
+Tensor multiply_sm100(const PassArgs& args) {
+  Quantized a = dense(args.a), b = dense(args.b);
+  // Those of a weight cache are bytes.
+  a.scale = a.scale->view(at::kFloat8_e8m0fnu);
+  b.scale = b.scale->view(at::kFloat8_e8m0fnu);
+  return multiply_by_torch(args, a, b, args.recipe.wgrad_x.rows);
 }
 
 }  // namespace moxie::ops

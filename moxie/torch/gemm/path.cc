@@ -1,6 +1,7 @@
 #include "moxie/torch/gemm/path.h"
 
 #include <atomic>
+#include <optional>
 
 #include "moxie/core/base/check.h"
 #include "moxie/core/base/device.h"
@@ -15,36 +16,77 @@ bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
 }
 
+bool can_multiply(Path path, const Recipe& recipe) {
+  if (path == Path::kEmulated) return true;
+  return (path == Path::kSm90Rows) == (recipe.scaling == Scaling::kRow);
+}
+
+// Empty: both are multiples, and there is something to multiply.
+std::string why_not_multiples(const char* what, int64_t of, int64_t n, int64_t k) {
+  if (n > 0 && n % of == 0 && k > 0 && k % of == 0) return "";
+  return what + (" take multiples of " + std::to_string(of)) + ", got n = " + std::to_string(n) +
+         " and k = " + std::to_string(k);
+}
+
+Choice if_no_reason(Path path, const std::string& reason) {
+  return {reason.empty() ? path : Path::kEmulated, reason};
+}
+
+// What no device changes.
+std::optional<Choice> choose_for_any_device(const Recipe& recipe) {
+  if (!recipe.quantizes()) return Choice{Path::kEmulated, "the recipe quantizes nothing"};
+  if (recipe.kernels == Kernels::kEmulated)
+    return Choice{Path::kEmulated, "the recipe asks for it"};
+  const int forced = forced_path.load();
+  if (forced != kNotForced && can_multiply(static_cast<Path>(forced), recipe))
+    return Choice{static_cast<Path>(forced), ""};
+  return std::nullopt;
+}
+
+Choice choose_on_hopper(const Recipe& recipe, int64_t n, int64_t k) {
+  const bool by_row = recipe.scaling == Scaling::kRow;
+  if (!by_row && !scales_by_128(recipe))
+    return {Path::kEmulated,
+            "Hopper's FP8 tensor cores can afford a scale per 128 of the contraction, not per 32; "
+            "mxfp8_rceil_128 is the recipe for it"};
+  return if_no_reason(by_row ? Path::kSm90Rows : Path::kSm90,
+                      why_not_multiples("Hopper's FP8 kernels", 16, n, k));
+}
+
+Choice choose_on_blackwell(const Recipe& recipe, int64_t n, int64_t k) {
+  if (recipe.scaling == Scaling::kRow)
+    return {Path::kEmulated, "torch's FP8 product with a scale per row is one for Hopper"};
+  // The contraction of forward is k, that of dgrad n; both come in whole blocks of 32.
+  return if_no_reason(Path::kSm100, why_not_multiples("block-scaled tensor cores", 32, n, k));
+}
+
 }  // namespace
 
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k) {
-  if (!recipe.quantizes()) return {Path::kEmulated, "the recipe quantizes nothing"};
-  if (recipe.kernels == Kernels::kEmulated) return {Path::kEmulated, "the recipe asks for it"};
-  if (recipe.scaling == Scaling::kRow)
-    return {Path::kEmulated, "one scale per row has no FP8 kernel here yet"};
-  const int forced = forced_path.load();
-  if (forced != kNotForced) return {static_cast<Path>(forced), ""};
-  if (!device.is_cuda()) return {Path::kEmulated, "a CPU has no FP8 product"};
-  const int capability = compute_capability(device.index());
-  if (capability / 10 == 10) {
-    // The contraction of forward is k, that of dgrad n; both come in whole blocks of 32.
-    if (n % 32 == 0 && k % 32 == 0) return {Path::kSm100, ""};
-    return {Path::kEmulated, "block-scaled tensor cores take multiples of 32, got n = " +
-                                 std::to_string(n) + " and k = " + std::to_string(k)};
-  }
-  if (capability == 90) {
-    if (!scales_by_128(recipe))
-      return {
-          Path::kEmulated,
-          "Hopper's FP8 tensor cores can afford a scale per 128 of the contraction, not per 32; "
-          "mxfp8_rceil_128 is the recipe for it"};
-    if (n % 16 == 0 && k % 16 == 0) return {Path::kSm90, ""};
-    return {Path::kEmulated, "the FP8 kernel takes multiples of 16, got n = " + std::to_string(n) +
-                                 " and k = " + std::to_string(k)};
-  }
+  if (device.is_cuda()) return choose_path_on_gpu(recipe, compute_capability(device.index()), n, k);
+  return choose_for_any_device(recipe).value_or(
+      Choice{Path::kEmulated, "a CPU has no FP8 product"});
+}
+
+Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64_t k) {
+  if (const auto choice = choose_for_any_device(recipe)) return *choice;
+  if (capability == 90) return choose_on_hopper(recipe, n, k);
+  if (capability / 10 == 10) return choose_on_blackwell(recipe, n, k);
   return {Path::kEmulated, "no FP8 kernel for compute capability " +
                                std::to_string(capability / 10) + "." +
                                std::to_string(capability % 10)};
+}
+
+std::string why_not_sm90_rows(const RowScaledPass& pass) {
+  constexpr int64_t kMostGroups = 1023;
+  if (pass.rows == 0) return "there is nothing to multiply";
+  if (pass.result != at::kBFloat16)
+    return "torch's product gives bf16, and other results would be rounded twice";
+  if (pass.groups > kMostGroups)
+    return "torch's product takes at most " + std::to_string(kMostGroups) + " groups, got " +
+           std::to_string(pass.groups);
+  if (!pass.aligned) return "torch's product takes operands that begin at a multiple of 16 bytes";
+  return "";
 }
 
 void force_path(std::string_view text) {
@@ -52,12 +94,12 @@ void force_path(std::string_view text) {
     forced_path = kNotForced;
     return;
   }
-  for (const Path path : {Path::kEmulated, Path::kSm90, Path::kSm100})
+  for (const Path path : {Path::kEmulated, Path::kSm90, Path::kSm90Rows, Path::kSm100})
     if (name(path) == text) {
       forced_path = static_cast<int>(path);
       return;
     }
-  fail("force_path: there is no path '", text, "'; there are emulated, sm90, sm100");
+  fail("force_path: there is no path '", text, "'; there are emulated, sm90, sm90_rows, sm100");
 }
 
 }  // namespace moxie::ops

@@ -13,6 +13,7 @@ namespace moxie::ops {
 enum class Path : uint8_t {
   kEmulated,  // decode, then the product of the device: exact numerics, anywhere
   kSm90,      // Hopper: our FP8 GEMM, where core's why_not_sm90() has no objection; else emulated
+  kSm90Rows,  // Hopper: torch's FP8 GEMM with a scale per row, the same with why_not_sm90_rows()
   kSm100,     // Blackwell: torch's block-scaled GEMM
 };
 
@@ -23,6 +24,17 @@ struct Choice {
 
 // n and k are those of w [G, n, k].
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k);
+// The same for a GPU that need not be there; a capability of 90 is Hopper.
+Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64_t k);
+
+// What choose_path(), which knows w alone, cannot tell of one pass.
+struct RowScaledPass {
+  int64_t rows, groups;
+  at::ScalarType result;
+  bool aligned;  // both operands begin at a multiple of 16 bytes
+};
+// What of it kSm90Rows does not take, in words; empty: it takes all of it.
+std::string why_not_sm90_rows(const RowScaledPass& pass);
 
 // The layout in which a path's GEMM reads scales.
 constexpr ScaleLayout layout_of(Path path) {
@@ -30,10 +42,17 @@ constexpr ScaleLayout layout_of(Path path) {
 }
 
 constexpr const char* name(Path path) {
-  return path == Path::kEmulated ? "emulated" : path == Path::kSm90 ? "sm90" : "sm100";
+  switch (path) {
+    case Path::kEmulated: return "emulated";
+    case Path::kSm90: return "sm90";
+    case Path::kSm90Rows: return "sm90_rows";
+    case Path::kSm100: break;
+  }
+  return "sm100";
 }
 
-// For tests: as if choose_path() had chosen it on every device; an empty name ends that.
+// For tests: as if choose_path() had chosen it on every device, for each recipe that the path can
+// multiply; an empty name ends that.
 void force_path(std::string_view name);
 
 }  // namespace moxie::ops

@@ -1,7 +1,13 @@
 #include <ATen/ops/_grouped_mm.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/masked_fill.h>
+#include <ATen/ops/maximum.h>
 #include <ATen/ops/mm.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
 
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/products.h"
@@ -86,13 +92,41 @@ Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   return at::addmm(bias.to(a.scalar_type()), a, w);
 }
 
+bool has_kernel(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16; }
+
+// f64 and other dtypes of the identity recipe: every group's product with all rows, of which it
+// keeps its own. Slow, but no kernel to maintain, and no wait for the group sizes.
+Tensor multiply_masked(const PassArgs& args, const Tensor& a, const Tensor& b, const Tensor& offs) {
+  const Tensor out = args.add_to ? *args.add_to : args.allocate().zero_();
+  const Tensor rows = at::arange(args.num_rows, offs.options()).unsqueeze(1);
+  Tensor begin = at::zeros({}, offs.options());
+  for (int64_t g = 0; g < offs.size(0); ++g) {
+    const Tensor end = at::maximum(begin, offs.select(0, g));  // as of any offs: never backwards
+    const Tensor inside = rows.ge(begin).logical_and(rows.lt(end));
+    begin = end;
+    if (args.pass == Pass::kWgrad) {
+      const Tensor dy = a.masked_fill(~inside, 0), x = b.masked_fill(~inside, 0);
+      out.select(0, g).add_(at::mm(dy.t(), x));
+      continue;
+    }
+    Tensor y = at::mm(a, args.pass == Pass::kForward ? b.select(0, g).t() : b.select(0, g));
+    if (args.bias) y += args.bias->dim() == 2 ? args.bias->select(0, g) : *args.bias;
+    out.copy_(at::where(inside, y, out));
+  }
+  return out;
+}
+
 Tensor multiply_cuda(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const Tensor a = dense(args.a.data), b = dense(args.b.data);
   const OptionalTensor offs = dense(args.offs), bias = dense(args.bias);
+  if (!offs && !args.add_to && a.scalar_type() == args.dtype) return multiply_dense(args, a, b);
+  if (!has_kernel(a.scalar_type()) || !has_kernel(args.dtype)) {
+    const Tensor end = at::full({1}, args.num_rows, a.options().dtype(at::kInt));
+    return multiply_masked(args, a.to(args.dtype), b.to(args.dtype), offs.value_or(end));
+  }
   std::optional<ConstFloatView> bias_view;
   if (bias) bias_view = const_float_view(*bias);
-  if (!offs && !args.add_to && a.scalar_type() == args.dtype) return multiply_dense(args, a, b);
   if (takes_grouped_mm(args, a, b)) {
     // dy transposed times x is the order in which torch allows groups without rows.
     if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);

@@ -47,6 +47,8 @@ Tensor multiply_plain(const PassArgs& args);
 Tensor multiply_emulated(const PassArgs& args);
 // Core's Hopper kernel; nothing if it does not take the problem.
 OptionalTensor multiply_sm90(const PassArgs& args);
+// torch's _scaled_grouped_mm with one f32 scale per row; nothing if it does not take the problem.
+OptionalTensor multiply_sm90_rows(const PassArgs& args);
 // torch's _scaled_grouped_mm, with swizzled scales.
 Tensor multiply_sm100(const PassArgs& args);
 

@@ -160,10 +160,14 @@ Tensor run(const Request& request, const Checked& checked, const OptionalTensor&
   const auto size = [&](int i) { return checked.out[i].expect_int(); };
   args.out = checked.out.dims == 3 ? Shape(size(0), size(1), size(2)) : Shape(size(0), size(1));
   const bool in_fp8 = request.a_scale && request.b_scale;
-  if (in_fp8 && checked.path == Path::kSm100) return multiply_sm100(args);
-  if (in_fp8 && checked.path == Path::kSm90)
-    if (const auto out = multiply_sm90(args)) return *out;
-  return multiply_emulated(args);
+  OptionalTensor out;
+  switch (in_fp8 ? checked.path : Path::kEmulated) {
+    case Path::kEmulated: break;
+    case Path::kSm90: out = multiply_sm90(args); break;
+    case Path::kSm90Rows: out = multiply_sm90_rows(args); break;
+    case Path::kSm100: out = multiply_sm100(args); break;
+  }
+  return out ? *out : multiply_emulated(args);
 }
 
 Tensor call(const Request& request) {
