@@ -10,6 +10,7 @@ of 1 s of work after 2 s of it. Prints tables last, and writes JSON. bench/READM
 
 import argparse
 import dataclasses
+import functools
 import math
 import pathlib
 import random
@@ -30,6 +31,8 @@ SHAPES = {
 QUICK_SHAPES = {"cpu": ["256x128x256x4"], "cuda": ["8192x1024x2048x8"]}
 NUM_BUFFERS = 2  # sets of inputs that take turns
 DENSE = "torch fp8 rowwise, dense 8192^3"  # what the products are compared with on a GPU
+TILE_ROWS = 128  # of torch's bf16 grouped product
+CACHED = ("mxfp8_rceil_128",)  # also timed with weights that are quantized already, as in later micro-batches of a step
 
 
 @dataclasses.dataclass
@@ -52,7 +55,7 @@ class Pass:
     flops: float  # 0: a quantizer
     bytes: float  # that it cannot avoid
     call: Callable[[int], object]
-    seconds: list[float] = dataclasses.field(default_factory=list)
+    seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition
     sustained: float | None = None
 
 
@@ -87,11 +90,11 @@ def zipf_sizes(rows: int, groups: int) -> list[int]:
     return sizes
 
 
-def aligned_sizes(rows: int, groups: int, alignment: int = 32) -> list[int]:
-    """The ragged sizes, each rounded to the alignment, with what that changes in the largest."""
-    ragged = ragged_sizes(rows, groups)
-    sizes = [max(round(size / alignment), 1) * alignment for size in ragged]
-    sizes[ragged.index(max(ragged))] += rows - sum(sizes)
+def aligned_sizes(ragged: list[int], alignment: int) -> list[int]:
+    """Each rounded to the alignment, with what that changes in the largest, so that all rows are covered."""
+    sizes = [max(round(size / alignment), size > 0) * alignment for size in ragged]
+    largest = ragged.index(max(ragged))
+    sizes[largest] += sum(ragged) // alignment * alignment - sum(sizes)
     return sizes
 
 
@@ -109,14 +112,22 @@ def torchao_forward(offs: torch.Tensor) -> Callable | None:
         x, w.mT, offs=offs, kernel_preference=KernelPreference.EMULATED)
 
 
-def benches_of(rows: int, kind: str, sizes: list[int], device: str, recipes: list[str]) -> list[Bench]:
-    groups, offs = len(sizes), offs_of(sizes, device)
-    benches = [Bench(BASELINE, kind, lambda x, w: torch._grouped_mm(x, w.mT, offs=offs))]
+def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ...]], recipes: list[str]) -> list[Bench]:
+    device = buffers[0][0].device.type
+    offs = offs_of(sizes, device)
+    bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)  # noqa: E731
+    benches = [Bench(BASELINE, kind, bf16_of(offs))]
+    if device == "cuda":  # torch may be faster with groups that are whole tiles; the faster of the two is the baseline
+        benches.append(Bench(BASELINE, f"multiples of {TILE_ROWS}", bf16_of(offs_of(aligned_sizes(sizes, TILE_ROWS), device))))
     for recipe in recipes:
         benches.append(Bench(recipe, kind, lambda x, w, recipe=recipe: moxie.grouped_mm(x, w, offs, recipe=recipe)))
+        if device == "cuda" and recipe in CACHED:
+            caches = {w: moxie.quantize_weights(w.detach(), recipe=recipe) for _, w, _ in buffers}
+            benches.append(Bench(f"{recipe}, w quantized before", kind, lambda x, w, recipe=recipe, caches=caches: moxie.grouped_mm(
+                x, w, offs, recipe=recipe, quantized_w=caches[w])))
     # torchao takes no other groups than aligned ones; on a GPU its emulation is left out.
-    aligned = aligned_sizes(rows, groups)
-    if device == "cpu" and rows % 32 == 0 and min(aligned) > 0:
+    aligned = aligned_sizes(sizes, 32)
+    if device == "cpu" and sum(sizes) % 32 == 0 and min(aligned) > 0:
         forward = torchao_forward(offs_of(aligned, device))
         if forward:
             benches.append(Bench("torchao mxfp8 emulated", "multiples of 32", forward))
@@ -132,15 +143,19 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
 
 
 def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:
-    """Of a recipe of blocks; another has no operands of its own."""
+    """Of a recipe that quantizes all operands; another has none of its own."""
     blocks = moxie.Recipe.from_name(recipe)
-    if blocks.scaling != "block" or blocks.wgrad_with_hp or blocks.kernels == "emulated":
+    if blocks.scaling == "none" or blocks.wgrad_with_hp:
         return []
     rows, n, k, groups = shape
     offs = offs_of(sizes, buffers[0][0].device.type)
     x, w, dy = ([buffer[j].detach() for buffer in buffers] for j in range(3))
-    quantize = lambda t, colwise: moxie.quantize_both(  # noqa: E731
-        t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule)
+
+    def quantize(t: torch.Tensor, colwise: str) -> tuple[torch.Tensor, ...]:
+        if blocks.scaling == "row":
+            return *moxie.quantize_per_row(t, offs=offs), *moxie.quantize_per_col(t, offs=offs)
+        return moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule)
+
     of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
     of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
     of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)  # noqa: E731
@@ -165,42 +180,47 @@ def dense_pass() -> Pass:
     a, b = (torch.randn(size, size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     ones = torch.ones(size, 1, device="cuda")
     return Pass("", DENSE, 2.0 * size**3, 4.0 * size**2,
-                lambda i: torch._scaled_mm(a, b.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16))
+                lambda i: torch._scaled_mm(a, b.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16,
+                                           use_fast_accum=True))
 
 
 # ---- how ---------------------------------------------------------------------------------------------------------------------
 
 
-def step(bench: Bench, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, device: str) -> list[float]:
-    """Weights are quantized anew: no cache is given."""
-    results = []
-    forward = lambda: results.append(bench.forward(x, w))  # noqa: E731
-    backward = lambda: results.append(torch.autograd.grad(results[0], (x, w), dy))  # noqa: E731
-    return harness.laps([forward, backward], device)
+def calls_of(bench: Bench, buffers: list[tuple[torch.Tensor, ...]]) -> list[Callable[[int], object]]:
+    """Forward, and the backward of what it returned."""
+    y = None
+
+    def forward(i: int) -> None:
+        nonlocal y
+        y = bench.forward(*buffers[i % NUM_BUFFERS][:2])
+
+    def backward(i: int) -> None:
+        nonlocal y
+        x, w, dy = buffers[i % NUM_BUFFERS]
+        torch.autograd.grad(y, (x, w), dy)
+        y = None
+
+    return [forward, backward]
 
 
 def whole_step(bench: Bench, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> None:
     torch.autograd.grad(bench.forward(x, w), (x, w), dy)
 
 
-def measure(benches: list[Bench], shape: tuple[int, ...], repetitions: int, device: str) -> None:
-    """A round has each bench once, in an order of its own, so that none always follows the same one."""
-    buffers = buffers_of(shape, device)
+def interleave(jobs: list[tuple[list[Callable[[int], object]], list]], repetitions: int, device: str) -> None:
+    """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps."""
     rng = random.Random(0)
+    if device == "cuda":
+        for _ in range(math.ceil(repetitions / harness.BURST)):
+            for calls, seconds in rng.sample(jobs, len(jobs)):
+                seconds += harness.burst(calls)
+        return
     for i in harness.rounds(repetitions):
-        for bench in rng.sample(benches, len(benches)):
-            seconds = step(bench, *buffers[i % NUM_BUFFERS], device)
+        for calls, seconds in rng.sample(jobs, len(jobs)):
+            laps = harness.laps([functools.partial(call, i) for call in calls], device)
             if i >= 0:
-                bench.seconds.append(seconds)
-
-
-def measure_passes(passes: list[Pass], repetitions: int, device: str) -> None:
-    rng = random.Random(0)
-    for i in harness.rounds(repetitions):
-        for one in rng.sample(passes, len(passes)):
-            seconds = harness.seconds_of(lambda: one.call(i), device)
-            if i >= 0:
-                one.seconds.append(seconds)
+                seconds.append(laps)
 
 
 def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool) -> float:
@@ -215,14 +235,15 @@ def sustain(call: Callable[[int], object], seconds: float, device: str, quick: b
     return harness.laps([lambda: repeat(warm), lambda: repeat(timed)], device)[1] / timed
 
 
-def sustain_all(benches: list[Bench], passes: list[Pass], shape: tuple[int, ...], device: str, quick: bool) -> None:
-    buffers = buffers_of(shape, device)
+def sustain_all(benches: list[Bench], passes: list[Pass], buffers: list[tuple[torch.Tensor, ...]], quick: bool) -> None:
+    device = buffers[0][0].device.type
     for bench in benches:
         total = min(sum(seconds) for seconds in bench.seconds)
         call = lambda i: whole_step(bench, *buffers[i % NUM_BUFFERS])  # noqa: E731
         bench.sustained = sustain(call, total, device, quick)
     for one in passes:
-        one.sustained = sustain(one.call, min(one.seconds), device, quick)
+        if one.flops:
+            one.sustained = sustain(one.call, min(one.seconds)[0], device, quick)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------
@@ -236,12 +257,13 @@ def rows_of(benches: list[Bench], shape: tuple[int, ...]) -> list[dict]:
         rows.append({"name": bench.name, "shape": list(shape), "groups": bench.groups,
                      "forward_seconds": harness.spread(forward), "backward_seconds": harness.spread(backward),
                      "seconds": harness.spread(total)})
-    baseline = rows[0]["seconds"]["median"]
+    baseline = min(row["seconds"]["median"] for row in rows if row["name"] == BASELINE)
+    sustained = [bench.sustained for bench in benches if bench.name == BASELINE and bench.sustained]
     for row, bench in zip(rows, benches):
         row["times_bf16"] = row["seconds"]["median"] / baseline
         if bench.sustained:
             row["sustained_seconds"] = bench.sustained
-            row["sustained_times_bf16"] = bench.sustained / benches[0].sustained
+            row["sustained_times_bf16"] = bench.sustained / min(sustained)
     return rows
 
 
@@ -250,13 +272,14 @@ def pass_rows(passes: list[Pass], shape: tuple[int, ...]) -> list[dict]:
     dense = next((one for one in passes if one.name == DENSE), None)
     rows = []
     for one in passes:
-        row = {"name": one.recipe, "pass": one.name, "shape": list(shape), "seconds": harness.spread(one.seconds)}
+        row = {"name": one.recipe, "pass": one.name, "shape": list(shape),
+               "seconds": harness.spread([lap for lap, in one.seconds])}
         for protocol, seconds in (("burst", row["seconds"]["median"]), ("sustained", one.sustained)):
             if seconds is None:
                 continue
             row[protocol] = (one.flops / 1e12 if one.flops else one.bytes / 1e9) / seconds
             if dense and one.flops:
-                base = statistics.median(dense.seconds) if protocol == "burst" else dense.sustained
+                base = statistics.median(lap for lap, in dense.seconds) if protocol == "burst" else dense.sustained
                 row[f"{protocol}_of_dense"] = row[protocol] * base / (dense.flops / 1e12)
         row["flops"], row["bytes"] = one.flops, one.bytes
         rows.append(row)
@@ -311,16 +334,16 @@ def main() -> int:
     report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": [], "passes": []}
     for shape in shapes:
         sizes = (zipf_sizes if options.groups == "zipf" else ragged_sizes)(shape[0], shape[3])
-        benches = benches_of(shape[0], options.groups, sizes, options.device, recipes)
-        measure(benches, shape, options.repetitions, options.device)
+        buffers = buffers_of(shape, options.device)
+        benches = benches_of(options.groups, sizes, buffers, recipes)
+        interleave([(calls_of(bench, buffers), bench.seconds) for bench in benches], options.repetitions, options.device)
         passes = []
         if options.passes:
-            buffers = buffers_of(shape, options.device)
             passes = [one for recipe in recipes for one in passes_of(recipe, shape, sizes, buffers)]
             passes += [dense_pass()] if options.device == "cuda" else []
-            measure_passes(passes, options.repetitions, options.device)
+            interleave([([one.call], one.seconds) for one in passes], options.repetitions, options.device)
         if options.sustained:
-            sustain_all(benches, passes, shape, options.device, options.quick)
+            sustain_all(benches, passes, buffers, options.quick)
         report["rows"] += rows_of(benches, shape)
         report["passes"] += pass_rows(passes, shape)
     harness.write_report(report, options, "grouped_mm")

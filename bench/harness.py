@@ -28,6 +28,8 @@ import moxie
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 WARM_UP = 2  # rounds that do not count
+BURST_WARM_UP, BURST = 3, 8  # rounds of a burst
+IDLE_SECONDS = 0.15  # before a burst: the clocks are back up
 
 
 def add_options(parser: argparse.ArgumentParser, repetitions: int = 15) -> None:
@@ -73,6 +75,26 @@ def laps(calls: list[Callable[[], object]], device: str) -> list[float]:
 
 def seconds_of(call: Callable[[], object], device: str) -> float:
     return laps([call], device)[0]
+
+
+def burst(calls: list[Callable[[int], object]]) -> list[list[float]]:
+    """On a GPU that was idle: BURST_WARM_UP rounds, then BURST rounds of calls(i) without a pause; the seconds of each.
+
+    The CPU runs ahead, as it does in training, so what it takes to launch is not in them.
+    """
+    torch.cuda.synchronize()
+    time.sleep(IDLE_SECONDS)
+    for i in range(BURST_WARM_UP):
+        for call in calls:
+            call(i)
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)] for _ in range(BURST)]
+    for i, marks in enumerate(events):
+        marks[0].record()
+        for call, mark in zip(calls, marks[1:]):
+            call(i)
+            mark.record()
+    torch.cuda.synchronize()
+    return [[before.elapsed_time(after) / 1e3 for before, after in zip(marks, marks[1:])] for marks in events]
 
 
 def progress(done: int | None, total: int) -> None:
