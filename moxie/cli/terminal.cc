@@ -22,8 +22,9 @@ size_t terminal_width() {
 
 }  // namespace
 
-Progress::Progress(std::string title, int64_t done, int64_t total)
+Progress::Progress(std::string title, int64_t done, int64_t total, std::string unit)
     : title_(std::move(title)),
+      unit_(std::move(unit)),
       first_(done),
       total_(total),
       terminal_(::isatty(STDERR_FILENO) != 0) {}
@@ -44,9 +45,8 @@ void Progress::show(int64_t done, const std::string& what) {
   if (!last && now - shown_ < (terminal_ ? Clock::duration(kTerminalPause) : kLinePause)) return;
   shown_ = now;
   const double elapsed = std::chrono::duration<double>(now - start_).count();
-  std::string line = title_ + "  step " + std::to_string(done) + "/" + std::to_string(total_);
-  if (terminal_)
-    line = title_ + "  " + bar(done) + " " + std::to_string(done) + "/" + std::to_string(total_);
+  std::string line = title_ + "  " + (terminal_ ? bar(done) + " " : "") + unit_ + " " +
+                     std::to_string(done) + "/" + std::to_string(total_);
   if (!what.empty()) line += "  " + what;
   if (last)
     line += "  " + human_time(elapsed);

@@ -33,11 +33,17 @@ size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
+// Of anything below that is no number: printf's words for it are nan, -nan, inf and -inf.
+constexpr const char* kNotFinite = "not finite";
+
 std::string short_number(double value) { return format("%g", value); }
 
-std::string fixed(double value, int digits) { return format("%.*f", digits, value); }
+std::string fixed(double value, int digits) {
+  return std::isfinite(value) ? format("%.*f", digits, value) : kNotFinite;
+}
 
 std::string human_bytes(double bytes) {
+  if (!std::isfinite(bytes)) return kNotFinite;
   const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   size_t unit = 0;
   for (; bytes >= 1024 && unit + 1 < std::size(units); ++unit) bytes /= 1024;
@@ -45,12 +51,14 @@ std::string human_bytes(double bytes) {
 }
 
 std::string human_count(double count) {
+  if (!std::isfinite(count)) return kNotFinite;
   if (count < 1000) return format("%.0f", count);
   if (count < 1e6) return format("%.1fk", count / 1e3);
   return count < 1e9 ? format("%.1fM", count / 1e6) : format("%.1fB", count / 1e9);
 }
 
 std::string human_time(double seconds) {
+  if (!std::isfinite(seconds)) return kNotFinite;
   const auto whole = std::llround(std::clamp(seconds, 0.0, 1e9));
   if (whole < 60) return format("%llds", whole);
   if (whole < 3600) return format("%lldm %02llds", whole / 60, whole % 60);

@@ -17,7 +17,8 @@ std::string join(const Words& words, std::string_view between) {
   return text;
 }
 
-std::string short_number(double value);       // 0.05, 1e-08, 1e+09
+std::string short_number(double value);  // 0.05, 1e-08, 1e+09
+// These say "not finite" of what is not.
 std::string fixed(double value, int digits);  // fixed(2.5, 2): 2.50
 std::string human_bytes(double bytes);        // 1.5 GiB
 std::string human_count(double count);        // 12.3k

@@ -3,6 +3,8 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <set>
 
@@ -185,6 +187,48 @@ TEST_F(CorpusTest, TheFingerprintSeesNamesAndSizes) {
   EXPECT_NE(Corpus(options_).fingerprint(), longer);
 }
 
+TEST_F(CorpusTest, TheFingerprintSeesEveryByteOfSmallTextAndItsOrder) {
+  const std::string before = Corpus(options_).fingerprint(), a = folder_.read("a");
+  for (size_t i = 0; i < a.size(); ++i) {
+    std::string changed = a;
+    changed[i] = static_cast<char>(changed[i] ^ 1);
+    folder_.write("a", changed);
+    ASSERT_NE(Corpus(options_).fingerprint(), before) << i;
+  }
+  folder_.write("a", a);
+  EXPECT_EQ(Corpus(options_).fingerprint(), before);
+}
+
+TEST_F(CorpusTest, TheFingerprintTellsHowTheTextIsSplit) {
+  EXPECT_FALSE(is_old_fingerprint(Corpus(options_).fingerprint()));
+  EXPECT_TRUE(is_old_fingerprint("0123456789abcdef")) << "names and sizes alone";
+}
+
+TEST(Corpus, TheFingerprintOfMuchTextSeesSamplesOfIt) {
+  const Folder folder;
+  const std::string path = folder.write("x", "a");
+  constexpr int64_t kBytes = int64_t{1} << 30;  // on the disk it is a hole
+  std::filesystem::resize_file(path, kBytes);
+  const auto fingerprint = [&] {
+    return Corpus({.paths = {path}, .seq_len = 128, .held_out = 0.05, .seed = 1}).fingerprint();
+  };
+  const auto put = [&](int64_t at, char c) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(at).put(c);
+  };
+  const std::string before = fingerprint();
+  for (const int64_t at : {int64_t{0}, kBytes - 1}) {
+    put(at, 'b');
+    EXPECT_NE(fingerprint(), before) << at;
+    put(at, at == 0 ? 'a' : '\0');
+  }
+  EXPECT_EQ(fingerprint(), before);
+  for (int64_t at = 0; at < kBytes; at += kBytes / 128) put(at + 512, 'b');
+  EXPECT_EQ(fingerprint(), before) << "what lies between the samples is not seen";
+  std::filesystem::resize_file(path, kBytes + 1);
+  EXPECT_NE(fingerprint(), before);
+}
+
 TEST_F(CorpusTest, TooLittleTextIsAnError) {
   options_.seq_len = 999;
   EXPECT_THAT(
@@ -249,6 +293,19 @@ TEST(FindTextFiles, TakesTextFromFoldersInAnOrderThatNamesDecide) {
       << "what is named is taken";
   EXPECT_THAT([&] { find_text_files({a.path("absent")}); },
               ThrowsMessage<Error>(HasSubstr(a.path("absent"))));
+}
+
+TEST(FindTextFiles, TakesEachFileOnce) {
+  const Folder folder;
+  for (const char* name : {"a", "b", "part/c"}) folder.write(name, "text");
+  const std::vector<std::string> once = find_text_files({folder.path()});
+  EXPECT_EQ(once.size(), 3u);
+  EXPECT_EQ(find_text_files({folder.path(), folder.path("a"), folder.path("part/c")}), once);
+  EXPECT_EQ(find_text_files({folder.path(), folder.path("part"), folder.path("part/../a")}), once);
+  EXPECT_EQ(find_text_files({folder.path("a"), folder.path("a")}).size(), 1u);
+  std::filesystem::create_symlink(folder.path("b"), folder.path("link"));
+  const std::vector<std::string> linked = find_text_files({folder.path()});
+  EXPECT_EQ(linked.size(), 3u) << ::testing::PrintToString(linked);
 }
 
 TEST(FindTextFiles, SaysWhichPythonIsMissing) {

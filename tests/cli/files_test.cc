@@ -308,6 +308,21 @@ TEST(AtomicFile, SaysWhatCannotBeWritten) {
   EXPECT_THAT(folder.names(), ElementsAre("taken"));
 }
 
+TEST(AtomicFile, WhetherAPathCanBeWrittenIsKnownBeforeAndLeavesNothing) {
+  const Folder folder;
+  folder.write("old", "text");
+  folder.write("old.unfinished", "of another process");
+  EXPECT_NO_THROW(check_can_write(folder.path("new")));
+  EXPECT_NO_THROW(check_can_write(folder.path("old")));
+  EXPECT_THAT(folder.names(), ElementsAre("old", "old.unfinished"));
+  EXPECT_EQ(folder.read("old") + folder.read("old.unfinished"), "textof another process");
+  EXPECT_THAT([&] { check_can_write(folder.path("no/x")); },
+              ThrowsMessage<IoError>(HasSubstr("cannot write '" + folder.path("no/x") + "'")));
+  EXPECT_THAT([&] { check_can_write(folder.path()); },
+              ThrowsMessage<IoError>(HasSubstr("Is a directory")));
+  EXPECT_THROW(check_can_write(folder.path(std::string(250, 'x'))), IoError);
+}
+
 TEST(AtomicFile, WhatAKilledProcessLeftIsCleanedUp) {
   const Folder folder;
   folder.write("x.unfinished", "half");

@@ -1,4 +1,4 @@
-// What needs no torch: the config and the metrics of a run, words for people, GPUs.
+// What needs no torch: the config, the metrics and the result of a run, words for people, GPUs.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -8,6 +8,7 @@
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/config.h"
 #include "moxie/cli/train/metrics.h"
+#include "moxie/cli/train/result.h"
 #include "moxie/core/base/check.h"
 #include "tests/cli/folder.h"
 
@@ -40,6 +41,15 @@ TEST(Text, NumbersAreShort) {
   EXPECT_EQ(human_time(59.6), "1m 00s");
   EXPECT_EQ(human_time(3725), "1h 02m");
   EXPECT_EQ(human_time(-1), "0s");
+}
+
+TEST(Text, WhatIsNoNumberIsSaidInWords) {
+  for (const double value : std::vector<double>{NAN, -NAN, INFINITY, -INFINITY}) {
+    EXPECT_EQ(fixed(value, 2), "not finite");
+    EXPECT_EQ(human_bytes(value), "not finite");
+    EXPECT_EQ(human_count(value), "not finite");
+    EXPECT_EQ(human_time(value), "not finite");
+  }
 }
 
 TEST(Text, ATableAlignsItsColumns) {
@@ -86,6 +96,20 @@ TEST(Config, FieldsOverTheBaseAndThePreset) {
   EXPECT_EQ(config.dim, 5120);
   EXPECT_EQ(config.steps, 7) << "a field wins over the preset, wherever it stands";
   EXPECT_EQ(config.preset, "llama4");
+}
+
+TEST(Config, OfARunThatKnewNoLastEvaluationKeepsWhatEvaluationsWere) {
+  const Folder folder;
+  auto json = to_json(preset("small"));
+  json["eval_windows"] = 100;
+  EXPECT_EQ(read_saved_config(folder.write("a", json.dump())).final_eval_windows, 4096);
+  json.erase("final_eval_windows");
+  const Config config = read_saved_config(folder.write("a", json.dump()));
+  EXPECT_EQ(config.final_eval_windows, 100);
+  EXPECT_EQ(config.dim, 512);
+  json.erase("preset");
+  EXPECT_THAT([&] { read_saved_config(folder.write("a", json.dump())); },
+              ThrowsMessage<Error>(AllOf(HasSubstr(folder.path("a")), HasSubstr("\"preset\""))));
 }
 
 TEST(Config, ErrorsNameTheFileTheFieldAndTheValue) {
@@ -156,6 +180,44 @@ TEST(Metrics, GoOnWithoutTornLinesAndLaterSteps) {
   EXPECT_EQ(folder.read("m"), "");
   EXPECT_THAT(folder.names(), ElementsAre("m"));
   EXPECT_THROW(Metrics(folder.path("no/m"), 0), IoError);
+}
+
+TEST(Metrics, DropTheFinalEvaluationWhichComesAgain) {
+  const Folder folder;
+  const std::string kept = "{\"event\":\"eval\",\"step\":2,\"final\":false}\n";
+  folder.write("m", kept + "{\"event\":\"eval\",\"step\":2,\"final\":true}\n");
+  { Metrics metrics(folder.path("m"), 2); }
+  EXPECT_EQ(folder.read("m"), kept);
+}
+
+// ---- results -----------------------------------------------------------------------------------
+
+TEST(Result, IsWhatTrainWroteOrAnErrorWithThePath) {
+  const Folder folder;
+  const Result written{.steps = 3, .eval_loss = NAN, .eval_windows = 40, .device = "cpu"};
+  auto json = to_json(written);
+  const Result result = read_result(folder.write("result.json", json.dump()));
+  EXPECT_EQ(result.steps, 3);
+  EXPECT_TRUE(std::isnan(result.eval_loss));
+  EXPECT_EQ(result.eval_windows, 40);
+  json.erase("eval_windows");
+  EXPECT_EQ(read_result(folder.write("result.json", json.dump())).eval_windows, 0);
+  const std::string good = json.dump();
+  for (const std::string& text : {std::string(), good.substr(0, 40), std::string("[1]"),
+                                  std::string(R"({"steps": "three"})")})
+    EXPECT_THAT([&] { read_result(folder.write("result.json", text)); },
+                ThrowsMessage<Error>(HasSubstr("result.json")))
+        << text;
+}
+
+TEST(Result, IsThatOfAFinishedRunIfItHasTakenAllSteps) {
+  const Folder folder;
+  EXPECT_FALSE(finished_result(folder.path("result.json"), 3));
+  Result result;
+  result.steps = 3;
+  folder.write("result.json", to_json(result).dump());
+  EXPECT_TRUE(finished_result(folder.path("result.json"), 3));
+  EXPECT_FALSE(finished_result(folder.path("result.json"), 4));
 }
 
 }  // namespace

@@ -15,8 +15,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 # The smallest of everything that the 32-blocks of mxfp8_rceil still divide.
 MICRO = {
     "dim": 32, "layers": 2, "heads": 2, "kv-heads": 1, "head-dim": 16, "experts": 4, "hidden-dim": 32, "seq-len": 16,
-    "batch": 4, "steps": 6, "lr": 3e-3, "warmup": 2, "eval-windows": 8, "eval-every": 0, "save-every": 2, "stats-every": 0,
-    "threads": 1, "device": "cpu", "recipe": "mxfp8_rceil",
+    "batch": 4, "steps": 6, "lr": 3e-3, "warmup": 2, "eval-windows": 8, "final-eval-windows": 8, "eval-every": 0, "save-every": 2,
+    "stats-every": 0, "threads": 1, "device": "cpu", "recipe": "mxfp8_rceil",
 }
 
 

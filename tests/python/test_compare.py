@@ -11,10 +11,11 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import numpy
 import pytest
-from program import command, metrics, micro, run
+from program import ROOT, command, metrics, micro, run
 
 RECIPES = ["bf16", "mxfp8_rceil"]
 STUDENT_T_1 = 12.7062  # 95 %, of two seeds
@@ -156,6 +157,28 @@ def test_what_lies_in_the_current_folder_is_not_imported(copy, tmp_path, monkeyp
     assert "Report: " in again(copy).stdout
 
 
+def test_what_is_not_finite_is_said_in_words(copy):
+    path = copy / "mxfp8_rceil-seed2" / "result.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "eval_loss": None, "tokens_per_s": None}))
+    table = again(copy).stdout.split("\n\n")[0]
+    assert "not finite to not finite" in table and "nan" not in table
+    tables = re.findall(r"<td>(.*?)</td>", (copy / "report.html").read_text())
+    assert "not finite" in tables and not any("nan" in cell for cell in tables)
+
+
+def test_the_curve_is_of_evaluations_on_the_way_and_the_table_of_the_last_one(tmp_path):
+    compare(tmp_path, seeds=1, eval_windows=4, final_eval_windows=12)
+    out = tmp_path / "bf16-seed1"
+    pictures = types.ModuleType("pictures")
+    exec((ROOT / "moxie/cli/compare/pictures.py").read_text(), vars(pictures))
+    evaluations = metrics(out, "eval")
+    assert [line["windows"] for line in evaluations] == [4, 4, 4, 12]
+    assert pictures.evaluations([{"events": metrics(out)}]) == ([1, 2, 3], [[line["loss"] for line in evaluations[:3]]])
+    assert pictures.evaluations([{"events": evaluations[3:]}]) == ([3], [[evaluations[3]["loss"]]])
+    summary = json.loads((tmp_path / "compare.json").read_text())
+    assert summary["recipes"][0]["eval_loss"] == evaluations[3]["loss"]
+
+
 # ---- going on ----------------------------------------------------------------------------------
 
 
@@ -170,6 +193,15 @@ def test_resume_keeps_what_is_finished_and_trains_the_rest(copy):
     assert [r["eval_loss"] for r in json.loads(done.stdout)["recipes"]] == [r["eval_loss"] for r in losses]
 
 
+def test_a_comparison_that_knew_no_last_evaluation_goes_on_as_it_was(copy):
+    plan = json.loads((copy / "plan.json").read_text())
+    del plan["config"]["final_eval_windows"]
+    (copy / "plan.json").write_text(json.dumps(plan))
+    shutil.rmtree(copy / "bf16-seed1")
+    again(copy)
+    assert json.loads((copy / "bf16-seed1/result.json").read_text())["eval_windows"] == plan["config"]["eval_windows"]
+
+
 def test_a_finished_comparison_says_so(copy):
     done = again(copy)
     assert "Nothing was left to train" in done.stderr and "mxfp8_rceil " in done.stdout
@@ -177,12 +209,15 @@ def test_a_finished_comparison_says_so(copy):
 
 def test_a_failing_run_is_named_and_the_others_are_kept(tmp_path):
     out = tmp_path / "out"
-    bad = "no.such.module=mxfp8_rceil"
-    done = compare(out, code=1, recipes=["bf16", bad], seeds=1)
+    in_the_way = out / "mxfp8_rceil-seed1" / "checkpoints"  # a file where the run needs a folder
+    in_the_way.parent.mkdir(parents=True)
+    in_the_way.write_text("")
+    done = compare(out, code=1, seeds=1)
     last = done.stderr.splitlines()[-1]
-    for part in (f"{bad} seed 1", "exit code 2", f"moxie compare --resume --out {out}", "--recipes"):
+    for part in ("mxfp8_rceil seed 1", "exit code 1", f"moxie compare --resume --out {out}", "--recipes"):
         assert part in last
     assert (out / "bf16-seed1" / "result.json").exists() and not (out / "compare.json").exists()
+    in_the_way.unlink()
     done = again(out, recipes=RECIPES, seeds=2)
     assert done.stderr.count("finished before") == 1 and "2 seeds" in done.stdout
 
@@ -231,6 +266,10 @@ def test_require_learned_is_about_the_bigram_entropy(copy):
 
 @pytest.mark.parametrize("changed, message", [
     ({"recipes": ["bf16", "mxfp8_rceli"]}, "mxfp8_rceli"),
+    ({"recipes": ["bf16", "experts=mxfp8_rceli"]}, "mxfp8_rceli"),
+    ({"recipes": ["bf16", "no.such.module=mxfp8_rceil"]}, "is called 'no.such.module'"),
+    ({"recipes": ["bf16", "expert=mxfp8_rceil+linears=bf16"]}, "is called 'expert'"),
+    ({"recipes": ["bf16", "re:(=mxfp8_rceil"]}, "is no regular expression"),
     ({"recipes": ["bf16", "bf16"]}, "'bf16' and 'bf16' would both be trained in"),
     ({"seeds": 0}, "--seeds must be 1 to 1000, got 0"),
     ({"seeds": 1, "require": 1}, "--require needs the interval of at least 2 --seeds, got 1"),

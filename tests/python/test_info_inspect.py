@@ -215,6 +215,20 @@ def test_values_that_are_not_finite_are_named(tmp_path):
     assert "w: 3 elements are not finite" in run("inspect", path).stdout
 
 
+def test_values_of_f64_that_f32_cannot_hold_are_counted_and_not_called_infinite(tmp_path):
+    w = random_values(64, 64, dtype=torch.float32).double()
+    w[0, 0], w[1, 1], w[2, 2] = 1e300, 1e-300, 0
+    path = write(tmp_path / "x", {"w": w})
+    tensor = run_json("inspect", path)["tensors"][0]
+    assert tensor["not_finite"] == 0 and tensor["outside_f32"] == 2
+    text = run("inspect", path).stdout
+    assert "w: 2 elements are outside of F32" in text and "not finite" in text and "nan" not in text
+    w[0, 0], w[1, 1] = 1, 1
+    tensor = run_json("inspect", write(tmp_path / "x", {"w": w}))["tensors"][0]
+    assert tensor["outside_f32"] == 0
+    assert_close(tensor["recipes"]["mxfp8_rceil"], expected(w, "mxfp8_rceil"))
+
+
 def test_patterns_choose_tensors_and_adam_is_measured_only_if_named(tmp_path):
     tensors = {name: random_values(32, 32, seed=i) for i, name in enumerate(
         ("model.layers.0.w1", "model.layers.1.w1", "adam.mean.layers.0.w1"))}

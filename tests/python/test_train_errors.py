@@ -26,7 +26,9 @@ from program import finished  # noqa: F401 (a fixture)
     (dict(score="relu"), "--score must be one of softmax, sigmoid, got 'relu'"),
     (dict(data=["/no/such/folder"]), "--data: there is no '/no/such/folder'"),
     (dict(data=["/dev/null"]), "/dev/null"),
-    (dict(eval_windows=2), "--eval-windows must be at least --batch"),
+    (dict(final_eval_windows=0), "--final-eval-windows must be 1 to 1e+09, got 0"),
+    (dict(save_weights="/no/such/folder/w"), "cannot write '/no/such/folder/w': No such file or directory"),
+    (dict(save_weights="/tmp"), "cannot write '/tmp': Is a directory"),
     (dict(config="/no/such/file"), "cannot open '/no/such/file': No such file or directory"),
     (dict(init="/no/such/file"), "cannot open '/no/such/file'"),
 ])
@@ -115,9 +117,21 @@ def test_resume_refuses_data_that_changed(tmp_path):
     text = tmp_path / "text"
     text.write_text("to be or not to be, that is the question. " * 300)
     train(tmp_path / "run", data=[text], steps=4)
-    text.write_text("to be or not to be, that is the question! " * 301)
-    done = run("train", "--resume", out=tmp_path / "run", steps=6)
-    assert done.returncode == 2 and "the data is not what it was" in done.stderr
+    for changed in ("to be or not to be, that is the question. " * 301, "to be or not to bee that is the question. " * 300):
+        text.write_text(changed)
+        done = run("train", "--resume", out=tmp_path / "run", steps=6)
+        assert done.returncode == 2 and "the data is not what it was" in done.stderr
+
+
+def test_a_file_that_is_named_twice_is_read_once(tmp_path):
+    (tmp_path / "notes").mkdir()
+    for name in "ab":
+        (tmp_path / "notes" / name).write_text(f"to be or not to be, {name} is the question. " * 300)
+    once = train(tmp_path / "once", data=[tmp_path / "notes"]).stderr
+    twice = train(tmp_path / "twice", data=[tmp_path / "notes", tmp_path / "notes/a", tmp_path / "notes/../notes"]).stderr
+    assert "of text in 2 files" in once and "of text in 2 files" in twice
+    losses = [[line["loss"] for line in metrics(tmp_path / name, "step")] for name in ("once", "twice")]
+    assert losses[0] == losses[1]
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_still_serves(tmp_path):

@@ -9,10 +9,10 @@
 #include "moxie/cli/file/atomic_file.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/flags.h"
+#include "moxie/cli/train/loop.h"
 #include "moxie/cli/train/machine.h"
 #include "moxie/cli/train/model.h"
 #include "moxie/core/base/check.h"
-#include "moxie/torch/recipe.h"
 
 namespace moxie::cli {
 namespace {
@@ -82,11 +82,10 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
   return plan;
 }
 
-// Now, rather than when the first run of a recipe begins.
+// Now, rather than when the first run of a recipe begins, maybe hours later.
 void check_recipes(const std::vector<PlannedRun>& runs) {
   for (const PlannedRun& run : runs)
-    for (const auto& [pattern, recipe] : recipes_of(run.config))
-      if (recipe) ops::parse_recipe(recipe->recipe, "--recipes");
+    if (run.seed == 1) check_model(run.config);
 }
 
 [[noreturn]] void stop(const std::string& what, const CompareFolder& folder) {

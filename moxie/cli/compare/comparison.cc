@@ -2,10 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "moxie/cli/file/json.h"
-#include "moxie/cli/file/mapped_file.h"
 #include "moxie/cli/text.h"
 #include "moxie/core/base/check.h"
 
@@ -16,13 +13,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kLossDigits = 4, kPercentDigits = 2;
 
-// JSON has no word for what is not finite: it says null.
-double number_of(const Json& json, const char* name) {
-  const Json& value = json.at(name);
-  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
-}
-
 std::string percent(double value) {
+  if (!std::isfinite(value)) return fixed(value, kPercentDigits);
   return std::string(value < 0 ? "" : "+") + fixed(value, kPercentDigits) + " %";
 }
 
@@ -66,23 +58,6 @@ Json json_of(const ComparedRecipe& recipe) {
 }
 
 }  // namespace
-
-Result read_result(const std::string& path) {
-  const MappedFile file(path);
-  try {
-    const Json json = parse_json(path, file.bytes(), /*deepest=*/1);
-    return {.steps = json.at("steps").get<int64_t>(),
-            .parameters = json.at("parameters").get<int64_t>(),
-            .eval_loss = number_of(json, "eval_loss"),
-            .bigram_entropy = number_of(json, "bigram_entropy"),
-            .tokens_per_s = number_of(json, "tokens_per_s"),
-            .seconds = number_of(json, "seconds"),
-            .peak_memory_bytes = json.at("peak_memory_bytes").get<int64_t>(),
-            .device = json.at("device").get<std::string>()};
-  } catch (const nlohmann::json::exception& error) {
-    fail("'", path, "' is no result of moxie train: ", error.what());
-  }
-}
 
 Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs) {
   MOXIE_CHECK(!runs.empty(), "compare: there are no runs");

@@ -8,12 +8,9 @@
 
 #include "moxie/cli/compare/plan.h"
 #include "moxie/cli/compare/statistics.h"
-#include "moxie/cli/train/loop.h"
+#include "moxie/cli/train/result.h"
 
 namespace moxie::cli {
-
-// Of a run that is finished; Error where the file is damaged.
-Result read_result(const std::string& path);
 
 struct ComparedRun {
   PlannedRun run;

@@ -78,11 +78,9 @@ Plan read_plan(const std::string& path) {
   const MappedFile file(path);
   try {
     const Json json = parse_json(path, file.bytes(), kPlanDepth);
-    Plan plan{.config = preset(json.at("config").at("preset").get<std::string>()),
-              .recipes = json.at("recipes").get<Words>(),
-              .seeds = json.at("seeds").get<int64_t>()};
-    set_from_json(plan.config, json.at("config"), "'" + path + "'");
-    return plan;
+    return {.config = saved_config(json.at("config"), "'" + path + "'"),
+            .recipes = json.at("recipes").get<Words>(),
+            .seeds = json.at("seeds").get<int64_t>()};
   } catch (const nlohmann::json::exception& error) {
     fail("'", path, "' is no plan of moxie compare: ", error.what());
   }

@@ -5,12 +5,13 @@
 
 namespace moxie::cli {
 
-extern const char* const kReportScript;  // report.py; written by CMake
+extern const char* const kReportScript;    // report.py; written by CMake
+extern const char* const kPicturesScript;  // pictures.py
 
 bool write_report(const CompareFolder& folder, Children& children) {
   const char* named = std::getenv("MOXIE_PYTHON");
   const std::string python = named != nullptr && *named != '\0' ? named : "python3";
-  const int code = children.run(python, {"-c", kReportScript, folder.path});
+  const int code = children.run(python, {"-c", kReportScript, folder.path, kPicturesScript});
   if (code == 0) return true;
   const std::string why =
       code == 127 ? "there is no such program" : "it ended with exit code " + std::to_string(code);

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 
 #include "moxie/cli/file/error.h"
@@ -67,6 +68,15 @@ void write_file(const std::string& path, std::string_view bytes) {
   AtomicFile file(path);
   file.write(bytes);
   file.commit();
+}
+
+void check_can_write(const std::string& path) {
+  if (std::filesystem::is_directory(path)) fail_io("cannot write", path, EISDIR);
+  std::string name = path + ".try-XXXXXX";  // as long as the name of an unfinished file
+  const int fd = ::mkstemp(name.data());
+  if (fd < 0) fail_io("cannot write", path, errno);
+  ::close(fd);
+  ::unlink(name.c_str());
 }
 
 void remove_unfinished_files(const std::string& folder) {

@@ -28,6 +28,10 @@ class AtomicFile {
 
 void write_file(const std::string& path, std::string_view bytes);
 
+// IoError where write_file() would fail because of the path: no such folder, no right to write
+// there, a folder of that name. For work that takes long and ends with a file.
+void check_can_write(const std::string& path);
+
 // Files that an AtomicFile in this folder left behind when its process was killed.
 void remove_unfinished_files(const std::string& folder);
 

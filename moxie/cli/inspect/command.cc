@@ -1,3 +1,4 @@
+#include <ATen/TensorOperators.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/isfinite.h>
 #include <fnmatch.h>
@@ -74,7 +75,7 @@ class Inspector {
   Inspector(const Flags& flags, const Safetensors& file) : flags_(flags) {
     for (const TensorEntry& entry : file.tensors)
       if (is_listed(entry) && is_measured(entry, flags)) total_ += std::ssize(entry.bytes);
-    if (total_ >= kManyMiB * kMiB) progress_.emplace("inspect (MiB)", 0, mebibytes(total_));
+    if (total_ >= kManyMiB * kMiB) progress_.emplace("inspect", 0, mebibytes(total_), "MiB");
   }
 
   bool is_listed(const TensorEntry& entry) const {
@@ -86,9 +87,15 @@ class Inspector {
     if (!is_measured(entry, flags_)) return seen;
     seen.qualities.resize(flags_.recipes.size());
     for_each_piece(tensor_of(entry), [&](const at::Tensor& piece) {
-      seen.not_finite += piece.numel() - at::isfinite(piece).sum().item<int64_t>();
+      const at::Tensor values = as_measured(piece), finite = at::isfinite(piece);
+      seen.not_finite += piece.numel() - finite.sum().item<int64_t>();
+      if (piece.scalar_type() == at::kDouble)
+        seen.outside_f32 +=
+            ((finite & at::isfinite(values).logical_not()) | ((piece != 0) & (values == 0)))
+                .sum()
+                .item<int64_t>();
       for (size_t i = 0; i < flags_.recipes.size(); ++i)
-        seen.qualities[i].add(measure(piece, flags_.recipes[i]));
+        seen.qualities[i].add(measure(values, flags_.recipes[i]));
       done_ += piece.numel() * bytes_per_element(entry.dtype);
       if (progress_) progress_->show(mebibytes(done_), printable(entry.name));
     });

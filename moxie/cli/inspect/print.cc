@@ -46,8 +46,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
 }
 
 std::string sqnr_text(const Quality& quality) {
-  const double db = quality.sqnr_db();
-  return std::isnan(db) ? "not finite" : std::isinf(db) ? "exact" : fixed(db, 2);
+  return quality.noise == 0 ? "exact" : fixed(quality.sqnr_db(), 2);
 }
 
 std::string share_text(double part, double count) {
@@ -95,7 +94,7 @@ std::string about(const Inspection& inspection) {
 
 std::string list(const Inspection& inspection, const Total& total) {
   Table table({"tensor", "shape", "dtype", "size"});
-  for (const auto& [entry, not_finite, qualities] : inspection.tensors)
+  for (const auto& [entry, not_finite, outside_f32, qualities] : inspection.tensors)
     table.add({printable(entry.name), shape_text(entry.shape), entry.dtype,
                bytes_text(std::ssize(entry.bytes))});
   table.add({std::to_string(inspection.tensors.size()) + " tensors in all",
@@ -116,12 +115,14 @@ std::string qualities(const Inspection& inspection, const Total& total) {
     }
   };
   int64_t count = 0;
-  for (const auto& [entry, not_finite, measured] : inspection.tensors) {
+  for (const auto& [entry, not_finite, outside_f32, measured] : inspection.tensors) {
     if (measured.empty()) continue;
     ++count;
     std::string name = printable(entry.name);
     if (not_finite > 0)
       name.append(": ").append(std::to_string(not_finite)).append(" elements are not finite");
+    if (outside_f32 > 0)
+      name.append(": ").append(std::to_string(outside_f32)).append(" elements are outside of F32");
     add(name, measured);
   }
   add(std::to_string(count) + " tensors together", total.qualities);
@@ -169,13 +170,14 @@ std::string to_json(const Inspection& inspection) {
   const Total total = total_of(inspection);
   Json metadata = file.metadata, tensors = Json::array();
   metadata.erase(kCheckpoint);
-  for (const auto& [entry, not_finite, measured] : inspection.tensors) {
+  for (const auto& [entry, not_finite, outside_f32, measured] : inspection.tensors) {
     Json tensor = {{"name", entry.name},
                    {"shape", entry.shape},
                    {"dtype", entry.dtype},
                    {"bytes", entry.bytes.size()}};
     if (!measured.empty()) {
       tensor["not_finite"] = not_finite;
+      tensor["outside_f32"] = outside_f32;
       tensor["recipes"] = qualities_json(inspection, measured);
     }
     tensors.push_back(tensor);

@@ -11,7 +11,8 @@ namespace moxie::cli {
 
 struct InspectedTensor {
   const TensorEntry& entry;
-  int64_t not_finite = 0;               // elements that are NaN or infinite
+  int64_t not_finite = 0;   // elements that are NaN or infinite
+  int64_t outside_f32 = 0;  // of F64, which is measured as F32: too large or small for it
   std::vector<Quality> qualities = {};  // by recipe; none where it was not measured
 };
 

@@ -47,6 +47,10 @@ double Quality::sqnr_db() const {
   return noise == 0 ? std::numeric_limits<double>::infinity() : 10 * std::log10(signal / noise);
 }
 
+at::Tensor as_measured(const at::Tensor& w) {
+  return w.scalar_type() == at::kBFloat16 ? w : w.to(at::kFloat);
+}
+
 Quality measure(const at::Tensor& w, const std::string& recipe) {
   const at::Tensor stats = ops::quantization_stats(w, {.recipe = recipe, .part = "w"});
   const double* sums = stats.const_data_ptr<double>();
@@ -72,13 +76,11 @@ void for_each_piece(const at::Tensor& w, const std::function<void(const at::Tens
                                          int64_t{1}, std::max<int64_t>(groups, 1));
   const int64_t blocks = std::max<int64_t>(1, kPieceElements / (cols * kTallestBlock));
   const int64_t some_rows = std::min(rows, blocks * kTallestBlock);
-  const bool is_taken = w.scalar_type() == at::kBFloat16 || w.scalar_type() == at::kFloat;
   for (int64_t g = 0; g < groups; g += some_groups)
     for (int64_t r = 0; r < rows; r += some_rows) {
-      const at::Tensor piece = whole.narrow(0, g, std::min(some_groups, groups - g))
-                                   .narrow(1, r, std::min(some_rows, rows - r))
-                                   .contiguous();
-      f(is_taken ? piece : piece.to(at::kFloat));
+      f(whole.narrow(0, g, std::min(some_groups, groups - g))
+            .narrow(1, r, std::min(some_rows, rows - r))
+            .contiguous());
     }
 }
 

@@ -24,11 +24,14 @@ struct Quality {
   double sqnr_db() const;
 };
 
+// w as it is measured: bf16 as bf16, anything else as f32.
+at::Tensor as_measured(const at::Tensor& w);
+
 // w [G, N, K], bf16 or f32.
 Quality measure(const at::Tensor& w, const std::string& recipe);
 
-// Calls f with pieces of w [N, K] or [G, N, K], each [g, n, k] in bf16 or f32, none much larger
-// than a few million elements; no block of a recipe lies in two of them.
+// Calls f with pieces of w [N, K] or [G, N, K], each [g, n, k], none much larger than a few million
+// elements; no block of a recipe lies in two of them.
 void for_each_piece(const at::Tensor& w, const std::function<void(const at::Tensor&)>& f);
 
 }  // namespace moxie::cli

@@ -55,7 +55,7 @@ Saved parse_header(const std::string& path, const Safetensors& file) {
   try {
     const Json json = Json::parse(found->second);
     const Json& at = json.at("position");
-    Saved saved{.config = preset(json.at("config").at("preset").get<std::string>()),
+    Saved saved{.config = saved_config(json.at("config"), "'" + path + "'"),
                 .position = {.step = at.at("step"),
                              .window = at.at("window"),
                              .data_fingerprint = at.at("data_fingerprint"),
@@ -65,7 +65,6 @@ Saved parse_header(const std::string& path, const Safetensors& file) {
     };
     MOXIE_CHECK(is_count("step") && is_count("window"), "'", path,
                 "': its step or window is none: ", printable(at.dump()));
-    set_from_json(saved.config, json.at("config"), "'" + path + "'");
     return saved;
   } catch (const nlohmann::json::exception& error) {
     fail("'", path, "' is no checkpoint of this version of moxie: ", error.what());

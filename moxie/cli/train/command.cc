@@ -34,7 +34,7 @@ Config resumed_config(const ConfigFlags& flags, const std::string& folder) {
   const std::string path = RunFolder{folder}.config();
   MOXIE_CHECK(std::filesystem::exists(path), "--resume: '", folder,
               "' holds no run: there is no config.json");
-  const Config saved = read_config(path, Config());
+  const Config saved = read_saved_config(path);
   const Config config = flags.resumed(saved);
   for (const Field& field : fields()) {
     if (field.part == Part::kRun || field.name == "steps") continue;

@@ -107,6 +107,12 @@ void set_value(Config& config, const Field& field, const Json& value) {
   check_field(config, field);
 }
 
+Json read_fields(const std::string& path) {
+  constexpr int kDeepest = 2;  // a word in a list in the object
+  const MappedFile file(path);
+  return parse_json(path, file.bytes(), kDeepest);
+}
+
 }  // namespace
 
 std::string Field::flag() const {
@@ -199,7 +205,10 @@ const std::vector<Field>& fields() {
       {"threads", Part::kRun, &C::threads, "CPU threads; 0: torch's choice", 0, 4096},
       {"eval_every", Part::kRun, &C::eval_every, "steps between evaluations; 0: only at the end", 0,
        kMany},
-      {"eval_windows", Part::kRun, &C::eval_windows, "windows of an evaluation", 1, kMany},
+      {"eval_windows", Part::kRun, &C::eval_windows,
+       "windows of an evaluation on the way; at most those that are held out", 1, kMany},
+      {"final_eval_windows", Part::kRun, &C::final_eval_windows,
+       "windows of the evaluation at the end; at most those that are held out", 1, kMany},
       {"save_every", Part::kRun, &C::save_every, "steps between checkpoints; 0: only at the end", 0,
        kMany},
       {"keep", Part::kRun, &C::keep, "checkpoints that are kept", 1, kMany},
@@ -247,9 +256,7 @@ void set_from_json(Config& config, const Json& json, std::string_view where) {
 }
 
 Config read_config(const std::string& path, const Config& base) {
-  constexpr int kDeepest = 2;  // a word in a list in the object
-  const MappedFile file(path);
-  const Json json = parse_json(path, file.bytes(), kDeepest);
+  const Json json = read_fields(path);
   const std::string where = "'" + path + "'";
   Config config = base;
   if (json.is_object() && json.contains("preset")) {
@@ -263,6 +270,25 @@ Config read_config(const std::string& path, const Config& base) {
   }
   set_from_json(config, json, where);
   return config;
+}
+
+Config saved_config(const Json& json, std::string_view where) {
+  MOXIE_CHECK(json.is_object() && json.contains("preset") && json["preset"].is_string(), where,
+              " is no config that a run wrote: it has no \"preset\"");
+  Config config;
+  try {
+    config = preset(json["preset"].get<std::string>());
+  } catch (const Error& error) {
+    fail(where, ": ", error.what());
+  }
+  set_from_json(config, json, where);
+  // Every evaluation read as much as the others once.
+  if (!json.contains("final_eval_windows")) config.final_eval_windows = config.eval_windows;
+  return config;
+}
+
+Config read_saved_config(const std::string& path) {
+  return saved_config(read_fields(path), "'" + path + "'");
 }
 
 void check(const Config& config) {

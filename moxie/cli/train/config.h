@@ -42,7 +42,7 @@ struct Config {
   int64_t steps = 800;
   int64_t batch = 16;
   int64_t accumulate = 1;
-  double lr = 1e-3;
+  double lr = 5e-4;
   double min_lr = 0;
   int64_t warmup = 80;
   double beta1 = 0.9;
@@ -61,6 +61,7 @@ struct Config {
   int64_t threads = 0;
   int64_t eval_every = 50;
   int64_t eval_windows = 256;
+  int64_t final_eval_windows = 4096;
   int64_t save_every = 100;
   int64_t keep = 3;
   int64_t stats_every = 25;
@@ -105,6 +106,9 @@ Config preset(std::string_view name);
 void set_from_words(Config& config, const Field& field, const Words& words);
 void set_from_json(Config& config, const nlohmann::ordered_json& json, std::string_view where);
 Config read_config(const std::string& path, const Config& base);
+// What a run wrote about itself, maybe before some of the fields were there: it goes on as it was.
+Config saved_config(const nlohmann::ordered_json& json, std::string_view where);
+Config read_saved_config(const std::string& path);
 void check(const Config& config);
 
 nlohmann::ordered_json to_json(const Config& config);

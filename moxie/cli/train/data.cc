@@ -8,7 +8,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
-#include <map>
+#include <set>
 
 #include "moxie/cli/file/checksum.h"
 #include "moxie/cli/file/error.h"
@@ -18,6 +18,15 @@ namespace moxie::cli {
 namespace {
 
 namespace fs = std::filesystem;
+
+// How the text is split: to be changed with anything that moves a window from one side to the
+// other, so that no run goes on to train on what it held out.
+constexpr std::string_view kSplit = "split2-";
+
+// Text up to this many bytes is read whole for its fingerprint, in some 20 ms; of more only so many
+// pieces, as each may be a seek on a disk.
+constexpr int64_t kReadWhole = 64 << 20;
+constexpr int64_t kPieces = 256, kPieceBytes = 256;
 
 // A good enough mix of bits: multiplication carries low bits up, the shifts bring high ones down.
 constexpr uint64_t mix(uint64_t x) {
@@ -86,18 +95,23 @@ void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
 
 std::vector<std::string> find_text_files(const std::vector<std::string>& paths) {
   std::vector<Found> files;
+  std::set<fs::path> seen;
   for (const std::string& path : paths) {
+    std::vector<Found> here;
     std::error_code error;
     const fs::file_status status = fs::status(path, error);
     MOXIE_CHECK(fs::exists(status), "--data: there is no '", path, "'");
     try {
       if (fs::is_directory(status))
-        find_in_folder(path, files);
+        find_in_folder(path, here);
       else
-        files.push_back(found(fs::path(path).filename().string(), path));
+        here.push_back(found(fs::path(path).filename().string(), path));
     } catch (const fs::filesystem_error& problem) {
       throw IoError("--data: cannot read '" + path + "': " + problem.code().message());
     }
+    std::sort(here.begin(), here.end());  // so that of a file and a link to it the same one stays
+    for (const Found& file : here)
+      if (seen.insert(fs::weakly_canonical(file.path, error)).second) files.push_back(file);
   }
   std::sort(files.begin(), files.end());
   std::vector<std::string> sorted;
@@ -126,16 +140,16 @@ Corpus::Corpus(const CorpusOptions& options)
     : seq_len_(options.seq_len), share_(options.held_out), seed_(options.seed) {
   const std::vector<std::string> paths =
       options.paths.empty() ? std::vector{python_library()} : options.paths;
-  Checksum sum;
+  std::string names;
   for (const std::string& path : find_text_files(paths)) {
     MappedFile file(path);
     if (file.bytes().empty()) continue;
     bytes_ += static_cast<int64_t>(file.bytes().size());
-    sum.add(fs::path(path).filename().string() + "\n" + std::to_string(bytes_) + "\n");
+    names += fs::path(path).filename().string() + "\n" + std::to_string(bytes_) + "\n";
     files_.push_back(std::move(file));
     ends_.push_back(bytes_);
   }
-  fingerprint_ = sum.hex();
+  fingerprint_ = make_fingerprint(names);
   const int64_t all = std::max<int64_t>(bytes_ - 1, 0) / seq_len_;
   // 64 windows of the tiny preset are 8 KB; of little text many short stretches are better.
   constexpr int64_t kLongest = 64, kEnough = 64;
@@ -153,19 +167,34 @@ int64_t Corpus::held_out_before(int64_t stretch) const {
   return std::llround(std::ceil(static_cast<double>(stretch) * share_));
 }
 
+std::string Corpus::make_fingerprint(const std::string& names) const {
+  Checksum sum;
+  sum.add(names);
+  if (bytes_ <= kReadWhole)
+    for (const MappedFile& file : files_) sum.add(file.bytes());
+  else
+    for (int64_t i = 0; i < kPieces; ++i)  // the first bytes are among them, and the last
+      sum.add(bytes_at(i * (bytes_ - kPieceBytes) / (kPieces - 1), kPieceBytes));
+  return std::string(kSplit) + sum.hex();
+}
+
+std::string_view Corpus::bytes_at(int64_t place, int64_t most) const {
+  const auto file =
+      static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), place) - ends_.begin());
+  const int64_t left = ends_[file] - place;
+  const std::string_view bytes = files_[file].bytes();
+  return bytes.substr(bytes.size() - static_cast<size_t>(left),
+                      static_cast<size_t>(std::min(left, most)));
+}
+
 void Corpus::copy_window(int64_t window, uint8_t* to) const {
   int64_t begin = window * seq_len_, count = seq_len_ + 1;
-  auto file = std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin();
   while (count > 0) {
-    const std::string_view bytes = files_[static_cast<size_t>(file)].bytes();
-    const int64_t end = ends_[static_cast<size_t>(file)];
-    const int64_t some = std::min(count, end - begin);
-    const char* from = bytes.data() + bytes.size() - (end - begin);
-    std::memcpy(to, from, static_cast<size_t>(some));
-    to += some;
-    begin += some;
-    count -= some;
-    ++file;
+    const std::string_view bytes = bytes_at(begin, count);
+    std::memcpy(to, bytes.data(), bytes.size());
+    to += bytes.size();
+    begin += std::ssize(bytes);
+    count -= std::ssize(bytes);
   }
 }
 
@@ -204,6 +233,10 @@ double Corpus::bigram_entropy() const {
       sum -= count * std::log(count / static_cast<double>(firsts[pair / 256]));
     }
   return sum / static_cast<double>(held_out_ * seq_len_);
+}
+
+bool is_old_fingerprint(const std::string& fingerprint) {
+  return !fingerprint.starts_with("split");
 }
 
 // A Feistel network permutes the smallest even number of bits that holds count; what falls outside

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -11,8 +12,8 @@
 
 namespace moxie::cli {
 
-// Files of the paths given, in an order that their names alone decide. In a folder only text is
-// taken: nothing hidden, no file with a zero byte near its start, no installed packages.
+// Files of the paths given, each once, in an order that their names alone decide. In a folder only
+// text is taken: nothing hidden, no file with a zero byte near its start, no installed packages.
 std::vector<std::string> find_text_files(const std::vector<std::string>& paths);
 
 // The folder of Python's standard library.
@@ -34,7 +35,8 @@ class Corpus {
   int64_t held_out_windows() const { return held_out_; }  // to evaluate on
   int64_t bytes() const { return bytes_; }
   int64_t files() const { return static_cast<int64_t>(files_.size()); }
-  // Changes when files are added, removed or renamed, or change their sizes.
+  // Changes when files are added, removed or renamed, when their sizes or contents change, and with
+  // the way in which text is split here. Of much text the contents are sampled.
   const std::string& fingerprint() const { return fingerprint_; }
 
   // The window that comes `position` windows after the start of training, epoch after epoch; each
@@ -48,6 +50,8 @@ class Corpus {
   double bigram_entropy() const;
 
  private:
+  std::string make_fingerprint(const std::string& names) const;
+  std::string_view bytes_at(int64_t place, int64_t most) const;  // of one file
   void copy_window(int64_t window, uint8_t* to) const;
   int64_t held_out_before(int64_t stretch) const;  // stretches
   std::vector<MappedFile> files_;
@@ -60,6 +64,9 @@ class Corpus {
   uint64_t seed_;
   std::string fingerprint_;
 };
+
+// Whether a fingerprint is of a version that saw neither the contents nor how they are split.
+bool is_old_fingerprint(const std::string& fingerprint);
 
 // The place of `index` in a permutation of 0 .. count - 1 that `key` chooses.
 int64_t shuffled(int64_t index, int64_t count, uint64_t key);

@@ -2,9 +2,9 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -14,6 +14,7 @@
 #include "moxie/cli/file/atomic_file.h"
 #include "moxie/cli/terminal.h"
 #include "moxie/cli/text.h"
+#include "moxie/cli/train/batches.h"
 #include "moxie/cli/train/checkpoint.h"
 #include "moxie/cli/train/data.h"
 #include "moxie/cli/train/machine.h"
@@ -27,7 +28,8 @@
 namespace moxie::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+// A model of more parameters takes seconds to make and to read, and one of ten times more to write.
+constexpr int64_t kLargeModel = 50'000'000;
 
 double now() {
   const auto time = std::chrono::steady_clock::now().time_since_epoch();
@@ -38,33 +40,48 @@ class Run {
  public:
   Run(const Config& config, Start start);
   Result train();
+  void write_weights();  // to config.save_weights, of the last step
 
  private:
-  enum class Text : uint8_t { kTrain, kHeldOut };
-  at::Tensor windows(Text text, int64_t first) const;  // int64 [B, S + 1]
-  double evaluate();
+  void resume_or_init(Start start);
+  int64_t held_out(int64_t asked) const { return std::min(asked, corpus_.held_out_windows()); }
+  double evaluate(int64_t count, Progress* progress);
+  double final_evaluation();
   void step(Stats* stats);
   void not_finite(const at::Tensor& windows);
   void save();
+  void stop_if_interrupted();
   bool is_due(int64_t every) const { return every > 0 && position_.step % every == 0; }
 
   Config config_;
   RunFolder folder_;
   c10::Device device_;
   Corpus corpus_;
+  Batches batches_;
   LanguageModel model_;
   AdamW optimizer_;
   Position position_;
   std::optional<Metrics> metrics_;
   std::optional<Progress> progress_;
-  double loss_ = 0, eval_loss_ = 0, tokens_per_s_ = 0;
+  std::optional<InterruptSignals> signals_;
+  double loss_ = 0, tokens_per_s_ = 0;
   int64_t saved_step_ = -1;
 };
 
+std::string title_of(const Config& config) { return config.title.empty() ? "train" : config.title; }
+
+// Before there is a line of progress.
+void say(const Config& config, const std::string& text) {
+  std::fprintf(stderr, "%s: %s\n", title_of(config).c_str(), text.c_str());
+}
+
 LanguageModel make_model(const Config& config, c10::Device device) {
-  LanguageModel model(config);
+  const int64_t parameters = check_model(config);
+  if (parameters > kLargeModel)
+    say(config, "making " + human_count(static_cast<double>(parameters)) + " parameters on " +
+                    describe(device));
+  LanguageModel model(config, device);
   quantize(*model, recipes_of(config));
-  model->to(device);
   return model;
 }
 
@@ -76,60 +93,74 @@ Run::Run(const Config& config, Start start)
                .seq_len = config.seq_len,
                .held_out = config.held_out,
                .seed = static_cast<uint64_t>(config.seed)}),
+      batches_(config, corpus_, device_),
       model_(make_model(config, device_)),
       optimizer_(*model_, config) {
   position_.data_fingerprint = corpus_.fingerprint();
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(static_cast<uint64_t>(config.seed));
-  remove_unfinished_files(folder_.checkpoints());
-  const std::vector<std::string> checkpoints = find_checkpoints(folder_.checkpoints());
-  if (start == Start::kResume && !checkpoints.empty()) {
-    position_ = load_checkpoint(checkpoints.front(), {*model_, optimizer_});
-    MOXIE_CHECK(position_.data_fingerprint == corpus_.fingerprint(),
-                "the data is not what it was: its fingerprint is ", corpus_.fingerprint(), ", in '",
-                checkpoints.front(), "' it is ", position_.data_fingerprint);
-    MOXIE_CHECK(position_.step <= config.steps, "--steps: the run in '", folder_.path,
-                "' has taken ", position_.step, " steps already, got ", config.steps);
-    saved_step_ = position_.step;
-  } else if (!config.init.empty()) {
-    load_weights(config.init, {*model_, optimizer_});
-  }
-  std::filesystem::create_directories(folder_.checkpoints());
-  metrics_.emplace(folder_.metrics(), position_.step);
-  const std::string title = config.title.empty() ? "train" : config.title;
-  progress_.emplace(title, position_.step, config.steps);
+  resume_or_init(start);
+  progress_.emplace(title_of(config_), position_.step, config.steps);
   progress_->note(
-      title + ": " + human_count(static_cast<double>(model_->parameter_count())) +
+      title_of(config_) + ": " + human_count(static_cast<double>(model_->parameter_count())) +
       " parameters on " + describe(device_) + ", recipe " + join(config.recipe, " ") + ", " +
       human_bytes(static_cast<double>(corpus_.bytes())) + " of text in " +
       std::to_string(corpus_.files()) + " files" +
       (position_.step > 0 ? ", resumed at step " + std::to_string(position_.step) : ""));
 }
 
-at::Tensor Run::windows(Text text, int64_t first) const {
-  const int64_t length = config_.seq_len + 1;
-  at::Tensor bytes = at::empty({config_.batch, length}, at::kByte);
-  for (int64_t i = 0; i < config_.batch; ++i) {
-    uint8_t* to = bytes.mutable_data_ptr<uint8_t>() + i * length;
-    if (text == Text::kTrain)
-      corpus_.read(first + i, to);
-    else
-      corpus_.read_held_out(first + i, config_.eval_windows, to);
+void Run::resume_or_init(Start start) {
+  remove_unfinished_files(folder_.checkpoints());
+  const std::vector<std::string> checkpoints = find_checkpoints(folder_.checkpoints());
+  if (start != Start::kResume || checkpoints.empty()) {
+    if (!config_.init.empty()) load_weights(config_.init, {*model_, optimizer_});
+    return;
   }
-  return bytes.to(device_).to(at::kLong);
+  const std::string& newest = checkpoints.front();
+  if (model_->parameter_count() > kLargeModel) say(config_, "reading '" + newest + "'");
+  position_ = load_checkpoint(newest, {*model_, optimizer_});
+  MOXIE_CHECK(!is_old_fingerprint(position_.data_fingerprint), "'", newest,
+              "' is of a moxie that did not note how it split the data: going on, it could train "
+              "on what it held out; start another run");
+  MOXIE_CHECK(position_.data_fingerprint == corpus_.fingerprint(),
+              "the data is not what it was: its fingerprint is ", corpus_.fingerprint(), ", in '",
+              newest, "' it is ", position_.data_fingerprint);
+  MOXIE_CHECK(position_.step <= config_.steps, "--steps: the run in '", folder_.path,
+              "' has taken ", position_.step, " steps already, got ", config_.steps);
+  saved_step_ = position_.step;
 }
 
-double Run::evaluate() {
+double Run::evaluate(int64_t count, Progress* progress) {
   const at::NoGradGuard no_grad;
   model_->eval();
   double sum = 0;
-  int64_t batches = 0;
-  for (int64_t first = 0; first + config_.batch <= config_.eval_windows; first += config_.batch) {
-    sum += model_->forward(windows(Text::kHeldOut, first)).tokens.item<double>();
-    ++batches;
+  for (int64_t first = 0; first < count; first += config_.batch) {
+    if (progress != nullptr) {
+      progress->show(first, "");
+      stop_if_interrupted();
+    }
+    const at::Tensor batch = batches_.held_out(first, count);
+    sum += model_->forward(batch).tokens.item<double>() * static_cast<double>(batch.size(0));
   }
   model_->train();
-  return sum / static_cast<double>(batches);
+  return sum / static_cast<double>(count);
+}
+
+double Run::final_evaluation() {
+  const int64_t count = held_out(config_.final_eval_windows);
+  Progress progress(title_of(config_), 0, count, "held-out window");
+  const double loss = evaluate(count, &progress);
+  // No step follows that would notice what the last one did.
+  if (!std::isfinite(loss) && config_.on_nan == "stop")
+    throw NotFinite("step " + std::to_string(position_.step) +
+                    ": the held-out loss is not finite: " +
+                    find_not_finite(*model_, optimizer_, batches_.held_out(0, count)));
+  metrics_->write({{"event", "eval"},
+                   {"step", position_.step},
+                   {"loss", loss},
+                   {"windows", count},
+                   {"final", true}});
+  return loss;
 }
 
 // stats: of a step whose statistics are due.
@@ -137,7 +168,7 @@ void Run::step(Stats* stats) {
   const double start = now();
   at::Tensor batch, loss;
   for (int64_t micro = 0; micro < config_.accumulate; ++micro) {
-    batch = windows(Text::kTrain, position_.window);
+    batch = batches_.to_train(position_.window);
     const Losses losses = model_->forward(batch);
     const auto share = 1 / static_cast<double>(config_.accumulate);
     ((losses.tokens + losses.routers) * share).backward();
@@ -179,12 +210,29 @@ void Run::not_finite(const at::Tensor& windows) {
 
 void Run::save() {
   if (saved_step_ == position_.step) return;
+  if (model_->parameter_count() > 10 * kLargeModel)
+    progress_->note(title_of(config_) + ": writing a checkpoint");
   save_checkpoint(folder_.checkpoints(), config_, position_, {*model_, optimizer_});
   saved_step_ = position_.step;
 }
 
+void Run::write_weights() {
+  MOXIE_CHECK(position_.step == config_.steps, "--save-weights: '", folder_.checkpoints(),
+              "' has no checkpoint of step ", config_.steps);
+  save_weights(config_.save_weights, {*model_, optimizer_});
+}
+
+void Run::stop_if_interrupted() {
+  if (!signals_->seen()) return;
+  save();
+  throw Interrupted("interrupted at step " + std::to_string(position_.step) +
+                    "; 'moxie train --resume --out " + folder_.path + "' goes on");
+}
+
 Result Run::train() {
-  const InterruptSignals signals;
+  signals_.emplace();
+  std::filesystem::create_directories(folder_.checkpoints());
+  metrics_.emplace(folder_.metrics(), position_.step);
   model_->train();
   while (position_.step < config_.steps) {
     const bool has_trained = tokens_per_s_ > 0;  // not at the start, nor right after a resume
@@ -194,29 +242,24 @@ Result Run::train() {
     if (is_due(config_.stats_every)) stats.emplace(*model_);
     step(stats ? &*stats : nullptr);
     if (stats) stats->write(position_.step, *metrics_);
-    if (is_due(config_.eval_every) && position_.step < config_.steps)
-      metrics_->write({{"event", "eval"}, {"step", position_.step}, {"loss", evaluate()}});
-    if (is_due(config_.save_every)) save();
-    if (signals.seen()) {
-      save();
-      throw Interrupted("interrupted at step " + std::to_string(position_.step) +
-                        "; 'moxie train --resume --out " + folder_.path + "' goes on");
+    if (is_due(config_.eval_every)) {
+      const int64_t count = held_out(config_.eval_windows);
+      const double loss = evaluate(count, nullptr);
+      metrics_->write(
+          {{"event", "eval"}, {"step", position_.step}, {"loss", loss}, {"windows", count}});
     }
+    if (is_due(config_.save_every)) save();
+    stop_if_interrupted();
   }
-  eval_loss_ = evaluate();
-  // No step follows that would notice what the last one did.
-  if (!std::isfinite(eval_loss_) && config_.on_nan == "stop")
-    throw NotFinite("step " + std::to_string(position_.step) +
-                    ": the held-out loss is not finite: " +
-                    find_not_finite(*model_, optimizer_, windows(Text::kHeldOut, 0)));
-  metrics_->write({{"event", "eval"}, {"step", position_.step}, {"loss", eval_loss_}});
+  const double eval_loss = final_evaluation();
   save();
-  if (!config_.save_weights.empty()) save_weights(config_.save_weights, {*model_, optimizer_});
-  progress_->show(position_.step, "held-out loss " + fixed(eval_loss_, 4));
+  if (!config_.save_weights.empty()) write_weights();
+  progress_->show(position_.step, "held-out loss " + fixed(eval_loss, 4));
   const auto tokens = static_cast<double>(position_.step * config_.tokens_per_step());
   const Result result{.steps = position_.step,
                       .parameters = model_->parameter_count(),
-                      .eval_loss = eval_loss_,
+                      .eval_loss = eval_loss,
+                      .eval_windows = held_out(config_.final_eval_windows),
                       .bigram_entropy = corpus_.bigram_entropy(),
                       .tokens_per_s = tokens / position_.seconds,
                       .seconds = position_.seconds,
@@ -228,30 +271,28 @@ Result Run::train() {
 
 }  // namespace
 
-Json to_json(const Result& result) {
-  return {{"steps", result.steps},
-          {"parameters", result.parameters},
-          {"eval_loss", result.eval_loss},
-          {"bigram_entropy", result.bigram_entropy},
-          {"tokens_per_s", result.tokens_per_s},
-          {"seconds", result.seconds},
-          {"peak_memory_bytes", result.peak_memory_bytes},
-          {"device", result.device}};
-}
-
 Result train(Config config, Start start) {
   check(config);
   const RunFolder folder{config.out};
   MOXIE_CHECK(start == Start::kResume || !std::filesystem::exists(folder.config()), "'", config.out,
               "' holds a run already; --resume continues it, --out takes another folder");
-  MOXIE_CHECK(config.eval_windows >= config.batch, "--eval-windows must be at least --batch, got ",
-              config.eval_windows, " and ", config.batch);
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   config.threads = at::get_num_threads();  // sums depend on it: a resumed run takes the same number
   std::filesystem::create_directories(config.out);
   const FolderLock lock(folder.lock());
+  if (!config.save_weights.empty()) check_can_write(config.save_weights);
+  std::optional<Result> finished;
+  if (start == Start::kResume) finished = finished_result(folder.result(), config.steps);
+  if (finished)
+    say(config, "the run in '" + folder.path + "' is finished; with more --steps it goes on");
+  if (finished && config.save_weights.empty()) return *finished;
   Run run(config, start);
+  if (finished) {
+    run.write_weights();
+    return *finished;
+  }
   write_file(folder.config(), to_json(config).dump(2) + "\n");
+  std::filesystem::remove(folder.result());  // of the fewer steps that the run had before
   return run.train();
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 
 #include "moxie/cli/train/config.h"
+#include "moxie/cli/train/result.h"
 
 namespace moxie::cli {
 
@@ -19,19 +20,6 @@ class NotFinite : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
-
-struct Result {
-  int64_t steps = 0;
-  int64_t parameters = 0;
-  double eval_loss = 0;       // nats per token, of the held-out text
-  double bigram_entropy = 0;  // of the same text
-  double tokens_per_s = 0;
-  double seconds = 0;  // of the steps
-  int64_t peak_memory_bytes = 0;
-  std::string device;
-};
-
-nlohmann::ordered_json to_json(const Result& result);
 
 // What the run folder holds: config.json, metrics.jsonl, checkpoints/, result.json at the end, and
 // a lock while a process trains in it.
@@ -49,7 +37,7 @@ enum class Start : uint8_t {
   kResume,  // from the newest checkpoint; from the start if there is none yet
 };
 
-// config.out is the run folder.
+// config.out is the run folder. Of a run that is finished it says so, and returns its result.
 Result train(Config config, Start start);
 
 }  // namespace moxie::cli

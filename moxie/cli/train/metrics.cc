@@ -15,7 +15,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// The lines up to `step`; a last line that a kill cut short is none.
+bool is_final(const Json& line) { return line.value("final", Json(false)) == Json(true); }
+
+// The lines up to `step`, but for a final evaluation; a last line that a kill cut short is none.
 std::string lines_until(const std::string& path, int64_t step) {
   if (!std::filesystem::exists(path)) return "";
   const MappedFile file(path);
@@ -24,7 +26,7 @@ std::string lines_until(const std::string& path, int64_t step) {
   for (size_t end; (end = rest.find('\n')) != rest.npos; rest.remove_prefix(end + 1)) {
     const Json line = Json::parse(rest.substr(0, end), nullptr, /*allow_exceptions=*/false);
     if (!line.is_object() || !line.contains("step") || !line["step"].is_number_integer()) continue;
-    if (line["step"].get<int64_t>() > step) continue;
+    if (line["step"].get<int64_t>() > step || is_final(line)) continue;
     kept += rest.substr(0, end + 1);
   }
   return kept;

@@ -8,8 +8,8 @@ namespace moxie::cli {
 
 class Metrics {
  public:
-  // Goes on with the file that is there, without the lines of later steps than `step`: they will
-  // come again.
+  // Goes on with the file that is there, without the lines of later steps than `step` and without
+  // the final evaluation: they will come again.
   Metrics(const std::string& path, int64_t step);
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;

@@ -1,11 +1,13 @@
 #include "moxie/cli/train/model.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <ATen/ops/_scaled_dot_product_attention_math.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/cross_entropy_loss.h>
 #include <ATen/ops/embedding.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/outer.h>
@@ -23,8 +25,19 @@ namespace {
 
 constexpr double kInitStd = 0.02;
 
-at::ScalarType dtype_of(const Config& config) {
-  return config.dtype == "bf16" ? at::kBFloat16 : at::kFloat;
+// One core draws some 150 million numbers a second. Tensors up to this many elements come from the
+// CPU, and so begin with the same bits on every device: all of the presets tiny and small, whose
+// largest has half as many. Billions would take minutes; a GPU draws what is larger itself.
+constexpr int64_t kMostFromCpu = 1 << 24;
+
+// Drawn in float32, so that the dtype changes the rounding and not the numbers.
+void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
+  const bool from_cpu = weight.is_cpu() || weight.numel() <= kMostFromCpu;
+  const c10::Device device = from_cpu ? c10::Device(c10::kCPU) : weight.device();
+  const at::Generator generator =
+      from_cpu ? of_cpu : at::globalContext().defaultGenerator(weight.device());
+  weight.copy_(at::empty(weight.sizes(), at::TensorOptions(at::kFloat).device(device))
+                   .normal_(0, std, generator));
 }
 
 // A CPU's blocked attention makes small products for each head and block, and each has a set-up of
@@ -41,12 +54,9 @@ at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::
                                           /*is_causal=*/true, /*scale=*/std::nullopt, grouped);
 }
 
-nn::MxLinear linear(const Config& config, int64_t in, int64_t out) {
-  return nn::MxLinear(nn::MxLinearOptions{.in_features = in,
-                                          .out_features = out,
-                                          .bias = false,
-                                          .recipe = "bf16",
-                                          .tensor = dtype_of(config)});
+nn::MxLinear linear(int64_t in, int64_t out, const at::TensorOptions& tensor) {
+  return nn::MxLinear(nn::MxLinearOptions{
+      .in_features = in, .out_features = out, .bias = false, .recipe = "bf16", .tensor = tensor});
 }
 
 // Pairs are dim i and dim i + head_dim / 2.
@@ -56,14 +66,14 @@ at::Tensor rotate(const at::Tensor& x, const Rope& rope) {
   return at::cat({a * rope.cos - b * rope.sin, b * rope.cos + a * rope.sin}, -1).to(x.dtype());
 }
 
-nn::MoeOptions moe_options(const Config& config) {
+nn::MoeOptions moe_options(const Config& config, const at::TensorOptions& tensor) {
   nn::RouterOptions router{.dim = config.dim,
                            .num_experts = config.experts,
                            .top_k = config.top_k,
                            .bias_rate = config.bias_rate,
                            .loss_weight = config.loss_weight,
                            .z_loss_weight = config.z_loss_weight,
-                           .tensor = dtype_of(config)};
+                           .tensor = tensor};
   router.score = config.score == "softmax" ? nn::Score::kSoftmax : nn::Score::kSigmoid;
   router.balance = config.balance == "bias"   ? nn::Balance::kBias
                    : config.balance == "loss" ? nn::Balance::kLoss
@@ -76,19 +86,19 @@ nn::MoeOptions moe_options(const Config& config) {
 
 }  // namespace
 
-RmsNormImpl::RmsNormImpl(int64_t dim, at::ScalarType dtype)
-    : weight(register_parameter("weight", at::ones({dim}, dtype))) {}
+RmsNormImpl::RmsNormImpl(int64_t dim, const at::TensorOptions& tensor)
+    : weight(register_parameter("weight", at::ones({dim}, tensor))) {}
 
 at::Tensor RmsNormImpl::forward(const at::Tensor& x) {
   return at::rms_norm(x, {weight.size(0)}, weight, 1e-6);
 }
 
-AttentionImpl::AttentionImpl(const Config& config)
+AttentionImpl::AttentionImpl(const Config& config, const at::TensorOptions& tensor)
     : heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim) {
-  wq = register_module("wq", linear(config, config.dim, heads_ * head_dim_));
-  wk = register_module("wk", linear(config, config.dim, kv_heads_ * head_dim_));
-  wv = register_module("wv", linear(config, config.dim, kv_heads_ * head_dim_));
-  wo = register_module("wo", linear(config, heads_ * head_dim_, config.dim));
+  wq = register_module("wq", linear(config.dim, heads_ * head_dim_, tensor));
+  wk = register_module("wk", linear(config.dim, kv_heads_ * head_dim_, tensor));
+  wv = register_module("wv", linear(config.dim, kv_heads_ * head_dim_, tensor));
+  wo = register_module("wo", linear(heads_ * head_dim_, config.dim, tensor));
 }
 
 at::Tensor AttentionImpl::forward(const at::Tensor& x, const Rope& rope) {
@@ -102,19 +112,19 @@ at::Tensor AttentionImpl::forward(const at::Tensor& x, const Rope& rope) {
   return wo(y.transpose(1, 2).reshape({batch, length, heads_ * head_dim_}));
 }
 
-BlockImpl::BlockImpl(const Config& config, int64_t index)
+BlockImpl::BlockImpl(const Config& config, int64_t index, const at::TensorOptions& tensor)
     : name_("layers." + std::to_string(index)) {
-  attention_norm = register_module("attention_norm", RmsNorm(config.dim, dtype_of(config)));
-  attention = register_module("attention", Attention(config));
-  mlp_norm = register_module("mlp_norm", RmsNorm(config.dim, dtype_of(config)));
+  attention_norm = register_module("attention_norm", RmsNorm(config.dim, tensor));
+  attention = register_module("attention", Attention(config, tensor));
+  mlp_norm = register_module("mlp_norm", RmsNorm(config.dim, tensor));
   if (config.experts > 0 && index >= config.dense_layers)
-    moe = register_module("moe", nn::Moe(moe_options(config)));
+    moe = register_module("moe", nn::Moe(moe_options(config, tensor)));
   else
     mlp = register_module(
         "mlp", nn::GroupedExperts(nn::ExpertsOptions{.dim = config.dim,
                                                      .hidden_dim = config.dense_hidden_dim,
                                                      .recipe = "bf16",
-                                                     .tensor = dtype_of(config)}));
+                                                     .tensor = tensor}));
 }
 
 at::Tensor BlockImpl::forward(const at::Tensor& x, const Rope& rope, const Tap& tap) {
@@ -130,28 +140,33 @@ at::Tensor BlockImpl::forward(const at::Tensor& x, const Rope& rope, const Tap& 
   return h + seen(".mlp", rows, mlp(rows, std::optional<at::Tensor>())).view_as(h);
 }
 
-LanguageModelImpl::LanguageModelImpl(const Config& config)
+LanguageModelImpl::LanguageModelImpl(const Config& config, c10::Device device)
     : head_dim_(config.head_dim), rope_theta_(config.rope_theta) {
+  const at::TensorOptions tensor =
+      at::device(device).dtype(config.dtype == "bf16" ? at::kBFloat16 : at::kFloat);
   const auto table = [&](const char* name) {
-    return register_parameter(name, at::zeros({config.vocab, config.dim}, dtype_of(config)));
+    return register_parameter(name, at::zeros({config.vocab, config.dim}, tensor));
   };
   embed_ = table("embed");
   register_module("layers", blocks_);
-  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, i));
-  norm_ = register_module("norm", RmsNorm(config.dim, dtype_of(config)));
+  for (int64_t i = 0; i < config.layers; ++i) blocks_->push_back(Block(config, i, tensor));
+  norm_ = register_module("norm", RmsNorm(config.dim, tensor));
   if (!config.tied_head) head_ = table("head");
 
+  if (device.is_meta()) return;
   const at::NoGradGuard no_grad;
-  const auto generator =
-      at::make_generator<at::CPUGeneratorImpl>(static_cast<uint64_t>(config.seed));
+  const auto seed = static_cast<uint64_t>(config.seed);
+  const auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  if (!device.is_cpu()) {
+    at::Generator of_gpu = at::globalContext().defaultGenerator(device);
+    of_gpu.set_current_seed(seed);
+  }
   // What is added to the residual stream, twice a layer, starts small: its variance adds up.
   const double out_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (const auto& item : named_parameters()) {
     if (item.value().dim() < 2) continue;  // a norm's weight is 1
     const bool out = item.key().ends_with("wo.weight") || item.key().ends_with("w2");
-    // Drawn in float32, so that the dtype changes the rounding and not the numbers.
-    item.value().copy_(at::zeros(item.value().sizes(), at::kFloat)
-                           .normal_(0, out ? out_std : kInitStd, generator));
+    draw(item.value(), out ? out_std : kInitStd, generator);
   }
 }
 
@@ -223,6 +238,12 @@ NameToRecipe recipes_of(const Config& config) {
   }
   special.insert(special.end(), general.begin(), general.end());  // an earlier pattern wins
   return special;
+}
+
+int64_t check_model(const Config& config) {
+  LanguageModel model(config, at::kMeta);
+  quantize(*model, recipes_of(config));
+  return model->parameter_count();
 }
 
 }  // namespace moxie::cli

@@ -22,7 +22,7 @@ using Tap =
 
 class RmsNormImpl : public torch::nn::Module {
  public:
-  RmsNormImpl(int64_t dim, at::ScalarType dtype);
+  RmsNormImpl(int64_t dim, const at::TensorOptions& tensor);
   at::Tensor forward(const at::Tensor& x);  // [.., D]
 
   at::Tensor weight;  // [D]
@@ -36,7 +36,7 @@ struct Rope {
 
 class AttentionImpl : public torch::nn::Module {
  public:
-  explicit AttentionImpl(const Config& config);
+  AttentionImpl(const Config& config, const at::TensorOptions& tensor);
   at::Tensor forward(const at::Tensor& x, const Rope& rope);  // [B, S, D]
 
   nn::MxLinear wq = nullptr, wk = nullptr, wv = nullptr, wo = nullptr;
@@ -48,7 +48,7 @@ TORCH_MODULE(Attention);
 
 class BlockImpl : public torch::nn::Module {
  public:
-  BlockImpl(const Config& config, int64_t index);
+  BlockImpl(const Config& config, int64_t index, const at::TensorOptions& tensor);
   at::Tensor forward(const at::Tensor& x, const Rope& rope, const Tap& tap);  // [B, S, D]
 
   RmsNorm attention_norm = nullptr, mlp_norm = nullptr;
@@ -68,8 +68,10 @@ struct Losses {
 
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  // Weights are drawn on the CPU from the config's seed: the same ones for every device and recipe.
-  explicit LanguageModelImpl(const Config& config);
+  // Weights are drawn from the config's seed: the same ones for every recipe and, but for tensors
+  // of tens of millions of elements, for every device. On at::kMeta the model has shapes and no
+  // weights.
+  LanguageModelImpl(const Config& config, c10::Device device);
 
   // windows: int64 [B, S + 1]
   Losses forward(const at::Tensor& windows, const Tap& tap = {});
@@ -91,5 +93,9 @@ TORCH_MODULE(LanguageModel);
 
 // "mxfp8_rceil_128" or "experts=mxfp8_rceil_128" and so on, to the modules that they mean.
 NameToRecipe recipes_of(const Config& config);
+
+// The parameters that the model would have. Error where its recipes are none, or name no part of
+// it.
+int64_t check_model(const Config& config);
 
 }  // namespace moxie::cli

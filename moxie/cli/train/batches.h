@@ -1,0 +1,30 @@
+// Windows of the corpus as tensors on the model's device.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+
+#include "moxie/cli/train/config.h"
+#include "moxie/cli/train/data.h"
+
+namespace moxie::cli {
+
+// All are int64 [B, S + 1].
+class Batches {
+ public:
+  // The corpus must live as long.
+  Batches(const Config& config, const Corpus& corpus, c10::Device device);
+
+  at::Tensor to_train(int64_t window) const;  // a batch from there on
+  // A batch, or what is left, of `count` windows that are spread over the held-out text.
+  at::Tensor held_out(int64_t first, int64_t count) const;
+
+ private:
+  at::Tensor read(int64_t count, const std::function<void(int64_t index, uint8_t* to)>& read) const;
+  const Corpus& corpus_;
+  int64_t batch_, length_;
+  c10::Device device_;
+};
+
+}  // namespace moxie::cli

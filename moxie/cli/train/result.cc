@@ -1,0 +1,59 @@
+#include "moxie/cli/train/result.h"
+
+#include <filesystem>
+#include <limits>
+
+#include "moxie/cli/file/json.h"
+#include "moxie/cli/file/mapped_file.h"
+#include "moxie/core/base/check.h"
+
+namespace moxie::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// JSON has no word for what is not finite: it says null.
+double number_of(const Json& json, const char* name) {
+  const Json& value = json.at(name);
+  return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();
+}
+
+}  // namespace
+
+Json to_json(const Result& result) {
+  return {{"steps", result.steps},
+          {"parameters", result.parameters},
+          {"eval_loss", result.eval_loss},
+          {"eval_windows", result.eval_windows},
+          {"bigram_entropy", result.bigram_entropy},
+          {"tokens_per_s", result.tokens_per_s},
+          {"seconds", result.seconds},
+          {"peak_memory_bytes", result.peak_memory_bytes},
+          {"device", result.device}};
+}
+
+Result read_result(const std::string& path) {
+  const MappedFile file(path);
+  try {
+    const Json json = parse_json(path, file.bytes(), /*deepest=*/1);
+    return {.steps = json.at("steps").get<int64_t>(),
+            .parameters = json.at("parameters").get<int64_t>(),
+            .eval_loss = number_of(json, "eval_loss"),
+            .eval_windows = json.value("eval_windows", int64_t{0}),
+            .bigram_entropy = number_of(json, "bigram_entropy"),
+            .tokens_per_s = number_of(json, "tokens_per_s"),
+            .seconds = number_of(json, "seconds"),
+            .peak_memory_bytes = json.at("peak_memory_bytes").get<int64_t>(),
+            .device = json.at("device").get<std::string>()};
+  } catch (const nlohmann::json::exception& error) {
+    fail("'", path, "' is no result of moxie train: ", error.what());
+  }
+}
+
+std::optional<Result> finished_result(const std::string& path, int64_t steps) {
+  if (!std::filesystem::exists(path)) return std::nullopt;
+  const Result result = read_result(path);
+  return result.steps == steps ? std::optional(result) : std::nullopt;
+}
+
+}  // namespace moxie::cli
