@@ -88,9 +88,13 @@ def convergence_table(report: dict) -> str:
         lines.append(f"| `{row['recipe']}` | {row['eval_loss']:.4f} | {row['base_eval_loss']:.4f} | {row['bigram_entropy']:.4f} | "
                      f"{row['difference_percent']:+.2f} % | {row['interval_percent'][0]:+.2f} % to {row['interval_percent'][1]:+.2f} % | "
                      f"{'passes' if row['passes'] else 'fails'} |")
+    return "\n".join(lines)
+
+
+def curves_table(report: dict) -> str:
     steps = report["curves"][0]["steps"]
-    lines += ["", f"| held-out loss, mean of 3 seeds, after | {' | '.join(f'{step} steps' for step in steps)} |",
-              "|---|" + "--:|" * len(steps)]
+    lines = [f"{report['machine']['name']}, {report['date'][:10]}, {source(report)}", "",
+             f"| held-out loss, mean of 3 seeds, after | {' | '.join(f'{step} steps' for step in steps)} |", "|---|" + "--:|" * len(steps)]
     for row in report["curves"]:
         for device, name in (("cpu", "a CPU"), ("cuda", "the GPU")):
             lines.append(f"| `{row['recipe']}` on {name} | {' | '.join(f'{loss:.3f}' for loss in row[device])} |")
@@ -104,7 +108,8 @@ TABLES = [
     ("README.md", "cpu", f"{CPU}/ops.json", ops_table),
     ("README.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
     ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", grouped_mm_table),
-    ("docs/COMPARE.md", "convergence", f"{GPU}/convergence.json", convergence_table),
+    ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
+    ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/RECIPES.md", "sqnr", f"{CPU}/sqnr.json", sqnr_table),
 ]
 
