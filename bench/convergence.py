@@ -68,7 +68,8 @@ def compared(folder: pathlib.Path) -> list[dict]:
         "bigram_entropy": found["bigram_entropy"], "difference_percent": recipe["difference_percent"],
         "interval_percent": recipe["interval_percent"],
         "by_seed_percent": [entry["difference_percent"] for entry in recipe["runs"]],
-        "passes": recipe["interval_percent"][1] <= MOST_PERCENT
+        "passes": None not in (recipe["eval_loss"], base["eval_loss"], *recipe["interval_percent"])  # null: not finite
+        and recipe["interval_percent"][1] <= MOST_PERCENT
         and max(recipe["eval_loss"], base["eval_loss"]) < found["bigram_entropy"],
     } for recipe in recipes]
 

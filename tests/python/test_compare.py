@@ -297,3 +297,13 @@ def test_help_says_what_there_is():
         assert word in text
     for word in ("recipe", "seed", "title", "save-weights"):  # each run's own
         assert not re.search(rf"^ *--{word} ", text, re.MULTILINE)
+
+
+def test_runs_on_other_text_are_not_compared(tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a").write_text("to be or not to be, that is the question. " * 300)
+    compare(tmp_path / "out", data=[data], seeds=1)
+    (data / "b").write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    done = again(tmp_path / "out", code=2, seeds=2)
+    assert "bf16 of seed 2 read other text than bf16 of seed 1" in done.stderr

@@ -1,6 +1,7 @@
 """`moxie train`: evaluations on the way and at the end, and what --resume makes of a run that is finished, or nearly."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -127,3 +128,57 @@ def test_a_checkpoint_that_does_not_say_how_the_data_was_split_is_refused_with_t
     forge(path, lambda about: about["position"].update(data_fingerprint="0123456789abcdef"))
     done = run("train", "--resume", out=tmp_path, steps=4)
     assert done.returncode == 2 and str(path) in done.stderr and "did not note how it split the data" in done.stderr
+
+
+def test_a_kill_in_the_last_evaluation_loses_no_step(tmp_path):
+    flags = micro(tmp_path / "run", steps=3, save_every=0, held_out=0.5, final_eval_windows=10**6)
+    child = subprocess.Popen(command("train", **flags), stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+    for line in child.stderr:
+        if "held-out window" in line:
+            child.kill()
+            break
+    child.wait()
+    assert checkpoints(tmp_path / "run") == ["step-00000003.safetensors"]
+
+
+def test_a_last_step_that_breaks_the_model_leaves_a_line_and_no_checkpoint(tmp_path):
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 300)
+    train(tmp_path / "run", data=[tmp_path / "text"], lr=1000, warmup=0, clip=0, weight_decay=1000, steps=3, save_every=0, code=3)
+    assert metrics(tmp_path / "run", "eval")[-1]["loss"] is None
+    assert not checkpoints(tmp_path / "run")
+
+
+def test_a_finished_run_that_is_resumed_leaves_weights_alone_unless_they_are_asked_for(tmp_path):
+    weights = tmp_path / "weights"
+    train(tmp_path / "run", steps=1, save_weights=weights)
+    weights.write_text("something else")
+    run("train", "--resume", out=tmp_path / "run")
+    assert weights.read_text() == "something else"
+    assert run("train", "--resume", out=tmp_path / "run", save_weights=weights).returncode == 0
+    assert weights.stat().st_size > 10000
+
+
+def test_a_finished_run_takes_no_fewer_steps(copy):
+    shutil.rmtree(copy / "checkpoints")
+    done = run("train", "--resume", out=copy, steps=5)
+    assert done.returncode == 2 and "is of 6 steps already, got 5" in done.stderr
+    assert result(copy)["steps"] == 6
+
+
+@pytest.mark.parametrize("make", (lambda path: path.symlink_to("elsewhere"), lambda path: os.mkfifo(path)))
+def test_weights_take_the_place_of_nothing_but_a_file(tmp_path, make):
+    make(tmp_path / "weights")
+    done = train(tmp_path / "run", save_weights=tmp_path / "weights", code=1)
+    assert "is no regular file" in done.stderr and not (tmp_path / "weights").is_file()
+
+
+def test_weights_do_not_take_the_place_of_a_file_of_the_run(tmp_path):
+    done = train(tmp_path / "run", save_weights=tmp_path / "run/config.json", code=2)
+    assert "is a file of the run itself" in done.stderr
+
+
+def test_what_runs_wrote_is_no_text(tmp_path):
+    (tmp_path / "text").write_text("to be or not to be, that is the question. " * 300)
+    for name in ("a", "b"):
+        done = train(tmp_path / "runs" / name, data=[tmp_path], steps=1)
+        assert "in 1 files" in done.stderr

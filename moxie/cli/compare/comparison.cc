@@ -65,6 +65,11 @@ Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs) {
                         .recipes = {},
                         .bigram_entropy = runs.front().result.bigram_entropy,
                         .device = runs.front().result.device};
+  for (const ComparedRun& run : runs)
+    MOXIE_CHECK(run.result.bigram_entropy == comparison.bigram_entropy, "compare: ", run.run.recipe,
+                " of seed ", run.run.seed, " read other text than ", runs.front().run.recipe,
+                " of seed ", runs.front().run.seed, ": the bigram entropy of what it held out is ",
+                run.result.bigram_entropy, ", not ", comparison.bigram_entropy);
   for (const std::string& recipe : plan.recipes) {
     ComparedRecipe& compared = comparison.recipes.emplace_back();
     compared.recipe = recipe;

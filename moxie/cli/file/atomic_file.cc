@@ -71,7 +71,12 @@ void write_file(const std::string& path, std::string_view bytes) {
 }
 
 void check_can_write(const std::string& path) {
-  if (std::filesystem::is_directory(path)) fail_io("cannot write", path, EISDIR);
+  std::error_code error;
+  if (std::filesystem::is_directory(path, error)) fail_io("cannot write", path, EISDIR);
+  const auto status = std::filesystem::symlink_status(path, error);
+  // A rename would put a file in the place of a device, a pipe or a link.
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
+    throw IoError("cannot write '" + path + "': it is no regular file");
   std::string name = path + ".try-XXXXXX";  // as long as the name of an unfinished file
   const int fd = ::mkstemp(name.data());
   if (fd < 0) fail_io("cannot write", path, errno);

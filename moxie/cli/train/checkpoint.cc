@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "moxie/cli/file/atomic_file.h"
 #include "moxie/cli/file/json.h"
 #include "moxie/cli/file/safetensors.h"
 #include "moxie/cli/file/tensors.h"
@@ -170,6 +171,15 @@ void load_weights(const std::string& path, const State& state) {
     to.copy_(from);
   }
   state.optimizer.write_weights();
+}
+
+void check_weights_path(const std::string& path, const std::vector<std::string>& taken) {
+  namespace fs = std::filesystem;
+  std::error_code error;
+  for (const std::string& other : taken)
+    MOXIE_CHECK(fs::weakly_canonical(path, error) != fs::weakly_canonical(other, error),
+                "--save-weights: '", path, "' is a file of the run itself");
+  check_can_write(path);
 }
 
 }  // namespace moxie::cli

@@ -43,6 +43,8 @@ Position load_checkpoint(const std::string& path, const State& state);
 
 // The weights alone, float32, under the model's own names.
 void save_weights(const std::string& path, const State& state);
+// Error where that would fail because of the path, or replace one of `taken`.
+void check_weights_path(const std::string& path, const std::vector<std::string>& taken);
 // From a file of save_weights(), or a checkpoint; any float dtype.
 void load_weights(const std::string& path, const State& state);
 

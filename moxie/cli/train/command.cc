@@ -62,8 +62,12 @@ void run(const Flags& flags) {
   if (config.out.empty()) config.out = default_run_folder(config);
   if (flags.resume) {
     const std::string out = config.out;
+    const bool weights_asked_for = !config.save_weights.empty();
     config = resumed_config(flags.config, out);
     config.out = out;
+    // A run that is finished has written them once.
+    if (!weights_asked_for && finished_result(RunFolder{out}.result(), config.steps))
+      config.save_weights.clear();
   }
   const Result result = train(config, flags.resume ? Start::kResume : Start::kFresh);
   if (flags.json)

@@ -55,9 +55,14 @@ bool is_text(const fs::path& path) {
   return !file.bytes().empty() && file.bytes().substr(0, kLook).find('\0') == std::string::npos;
 }
 
-bool is_skipped_folder(const std::string& name) {
+// Those that runs and comparisons write among them: each run would read what the one before left.
+bool is_skipped_folder(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  std::error_code error;
   return name.starts_with('.') || name == "site-packages" || name == "dist-packages" ||
-         name == "__pycache__";
+         name == "__pycache__" ||
+         (fs::exists(folder / "lock", error) &&
+          (fs::exists(folder / "config.json", error) || fs::exists(folder / "plan.json", error)));
 }
 
 // name: the path below what the user gave, so that the order does not depend on where that lies.
@@ -79,7 +84,7 @@ void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
   for (; at != fs::recursive_directory_iterator(); ++at) {
     const std::string name = at->path().filename().string();
     if (at->is_directory(error)) {
-      if (is_skipped_folder(name)) at.disable_recursion_pending();
+      if (is_skipped_folder(at->path())) at.disable_recursion_pending();
     } else if (at->is_regular_file(error) && !name.starts_with('.')) {
       try {
         if (is_text(at->path()))

@@ -32,8 +32,7 @@ namespace {
 constexpr int64_t kLargeModel = 50'000'000;
 
 double now() {
-  const auto time = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(time).count();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 class Run {
@@ -44,8 +43,10 @@ class Run {
 
  private:
   void resume_or_init(Start start);
+  int64_t tokens() const { return position_.step * config_.tokens_per_step(); }
   int64_t held_out(int64_t asked) const { return std::min(asked, corpus_.held_out_windows()); }
   double evaluate(int64_t count, Progress* progress);
+  nlohmann::ordered_json evaluation(double loss, int64_t count) const;  // a line of metrics
   double final_evaluation();
   void step(Stats* stats);
   void not_finite(const at::Tensor& windows);
@@ -70,7 +71,6 @@ class Run {
 
 std::string title_of(const Config& config) { return config.title.empty() ? "train" : config.title; }
 
-// Before there is a line of progress.
 void say(const Config& config, const std::string& text) {
   std::fprintf(stderr, "%s: %s\n", title_of(config).c_str(), text.c_str());
 }
@@ -146,20 +146,25 @@ double Run::evaluate(int64_t count, Progress* progress) {
   return sum / static_cast<double>(count);
 }
 
+nlohmann::ordered_json Run::evaluation(double loss, int64_t count) const {
+  return {{"event", "eval"}, {"step", position_.step}, {"loss", loss}, {"windows", count}};
+}
+
 double Run::final_evaluation() {
   const int64_t count = held_out(config_.final_eval_windows);
+  // Not after it: it takes as long as many steps. A model that the last step broke is not kept.
+  if (std::isfinite(evaluate(std::min(config_.batch, count), nullptr))) save();
   Progress progress(title_of(config_), 0, count, "held-out window");
   const double loss = evaluate(count, &progress);
+  nlohmann::ordered_json line = evaluation(loss, count);
+  line["final"] = true;
+  metrics_->write(line);
   // No step follows that would notice what the last one did.
   if (!std::isfinite(loss) && config_.on_nan == "stop")
     throw NotFinite("step " + std::to_string(position_.step) +
                     ": the held-out loss is not finite: " +
                     find_not_finite(*model_, optimizer_, batches_.held_out(0, count)));
-  metrics_->write({{"event", "eval"},
-                   {"step", position_.step},
-                   {"loss", loss},
-                   {"windows", count},
-                   {"final", true}});
+  save();
   return loss;
 }
 
@@ -242,26 +247,20 @@ Result Run::train() {
     if (is_due(config_.stats_every)) stats.emplace(*model_);
     step(stats ? &*stats : nullptr);
     if (stats) stats->write(position_.step, *metrics_);
-    if (is_due(config_.eval_every)) {
-      const int64_t count = held_out(config_.eval_windows);
-      const double loss = evaluate(count, nullptr);
-      metrics_->write(
-          {{"event", "eval"}, {"step", position_.step}, {"loss", loss}, {"windows", count}});
-    }
+    const int64_t count = held_out(config_.eval_windows);
+    if (is_due(config_.eval_every)) metrics_->write(evaluation(evaluate(count, nullptr), count));
     if (is_due(config_.save_every)) save();
     stop_if_interrupted();
   }
   const double eval_loss = final_evaluation();
-  save();
   if (!config_.save_weights.empty()) write_weights();
   progress_->show(position_.step, "held-out loss " + fixed(eval_loss, 4));
-  const auto tokens = static_cast<double>(position_.step * config_.tokens_per_step());
   const Result result{.steps = position_.step,
                       .parameters = model_->parameter_count(),
                       .eval_loss = eval_loss,
                       .eval_windows = held_out(config_.final_eval_windows),
                       .bigram_entropy = corpus_.bigram_entropy(),
-                      .tokens_per_s = tokens / position_.seconds,
+                      .tokens_per_s = static_cast<double>(tokens()) / position_.seconds,
                       .seconds = position_.seconds,
                       .peak_memory_bytes = peak_memory_bytes(device_),
                       .device = describe(device_)};
@@ -280,7 +279,7 @@ Result train(Config config, Start start) {
   config.threads = at::get_num_threads();  // sums depend on it: a resumed run takes the same number
   std::filesystem::create_directories(config.out);
   const FolderLock lock(folder.lock());
-  if (!config.save_weights.empty()) check_can_write(config.save_weights);
+  if (!config.save_weights.empty()) check_weights_path(config.save_weights, folder.files());
   std::optional<Result> finished;
   if (start == Start::kResume) finished = finished_result(folder.result(), config.steps);
   if (finished)

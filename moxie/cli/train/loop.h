@@ -3,6 +3,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "moxie/cli/train/config.h"
 #include "moxie/cli/train/result.h"
@@ -30,6 +31,7 @@ struct RunFolder {
   std::string checkpoints() const { return path + "/checkpoints"; }
   std::string result() const { return path + "/result.json"; }
   std::string lock() const { return path + "/lock"; }
+  std::vector<std::string> files() const { return {config(), metrics(), result(), lock()}; }
 };
 
 enum class Start : uint8_t {
