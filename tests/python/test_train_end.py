@@ -161,7 +161,7 @@ def test_a_finished_run_that_is_resumed_leaves_weights_alone_unless_they_are_ask
 def test_a_finished_run_takes_no_fewer_steps(copy):
     shutil.rmtree(copy / "checkpoints")
     done = run("train", "--resume", out=copy, steps=5)
-    assert done.returncode == 2 and "is of 6 steps already, got 5" in done.stderr
+    assert done.returncode == 2 and "has taken 6 steps already, got 5" in done.stderr
     assert result(copy)["steps"] == 6
 
 

@@ -53,7 +53,7 @@ Result read_result(const std::string& path) {
 std::optional<Result> finished_result(const std::string& path, int64_t steps) {
   if (!std::filesystem::exists(path)) return std::nullopt;
   const Result result = read_result(path);
-  MOXIE_CHECK(result.steps <= steps, "--steps: '", path, "' is of ", result.steps,
+  MOXIE_CHECK(result.steps <= steps, "--steps: the run of '", path, "' has taken ", result.steps,
               " steps already, got ", steps);
   return result.steps == steps ? std::optional(result) : std::nullopt;
 }
