@@ -33,7 +33,8 @@ def converted(config, seed: int = 0) -> LanguageModel:
 @pytest.fixture
 def no_warnings():
     with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)  # Moxie's; torch deprecates things of its own as it imports them
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # its own, as it is imported
         yield
 
 
