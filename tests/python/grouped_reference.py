@@ -1,7 +1,10 @@
 """What a grouped product must give: the straight-through reference, in f32, from the quantizers and their inverses."""
 
+import contextlib
 import dataclasses
+import functools
 import math
+from collections.abc import Callable, Iterator
 from typing import Optional
 
 import torch
@@ -211,3 +214,16 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
             assert_products_equal(
                 getattr(actual, name), getattr(expected, name), getattr(magnitude, name), name, before_bias)
     return actual
+
+
+@contextlib.contextmanager
+def forced_path(name: str, stand_in: Callable) -> Iterator[list]:
+    """Calls take this path, and on a CPU torch's grouped product is stand_in(calls, ...); gives `calls`, to which that may add."""
+    calls, library = [], torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
+    torch.ops.moxie._force_path(name)
+    try:
+        yield calls
+    finally:
+        torch.ops.moxie._force_path("")
+        library._destroy()

@@ -4,13 +4,11 @@ The stand-in insists on what torch insists on (shapes, strides, alignment, the e
 one may leave memory as it was: rows past the last group, and the results of groups without rows.
 """
 
-import functools
-
 import pytest
 import torch
 
 import moxie
-from grouped_reference import Problem, assert_products_equal, gaussian, run, straight_through
+from grouped_reference import Problem, assert_products_equal, forced_path, gaussian, run, straight_through
 from support import assert_same_bytes
 
 RECIPE = "fp8_rowwise"
@@ -61,14 +59,8 @@ def rows_contracted(a, b, scale_a, scale_b, groups):
 @pytest.fixture
 def sm90_rows():
     """Every call with a scale per row takes the path; gives the dims of the second operand of each product."""
-    calls, library = [], torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
-    torch.ops.moxie._force_path("sm90_rows")
-    try:
+    with forced_path("sm90_rows", stand_in) as calls:
         yield calls
-    finally:
-        torch.ops.moxie._force_path("")
-        library._destroy()
 
 
 def emulated(problem: Problem, **kwargs):

@@ -5,13 +5,11 @@ strides that torch insists on, and leaves NaN wherever the real one leaves memor
 the results of groups without rows.
 """
 
-import functools
-
 import pytest
 import torch
 
 import moxie
-from grouped_reference import Problem, assert_products_equal, gaussian, run, sqnr, straight_through
+from grouped_reference import Problem, assert_products_equal, forced_path, gaussian, run, sqnr, straight_through
 from support import assert_same_bytes
 
 RECIPES = ("mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_32x32", "mxfp8_rceil_128")
@@ -78,14 +76,8 @@ def rows_contracted(a, b, codes_a, codes_b, groups):
 @pytest.fixture
 def sm100():
     """Every call takes the Blackwell path; gives the dims of the second operand of each product."""
-    calls, library = [], torch.library.Library("aten", "IMPL")
-    library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
-    torch.ops.moxie._force_path("sm100")
-    try:
+    with forced_path("sm100", stand_in) as calls:
         yield calls
-    finally:
-        torch.ops.moxie._force_path("")
-        library._destroy()
 
 
 def emulated(problem: Problem, recipe, **kwargs):
