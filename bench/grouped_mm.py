@@ -91,7 +91,7 @@ def zipf_sizes(rows: int, groups: int) -> list[int]:
 
 
 def aligned_sizes(ragged: list[int], alignment: int) -> list[int]:
-    """Each rounded to the alignment, with what that changes in the largest, so that all rows are covered."""
+    """Each rounded to the alignment, with what that changes in the largest; fewer rows than one alignment are left out."""
     sizes = [max(round(size / alignment), size > 0) * alignment for size in ragged]
     largest = ragged.index(max(ragged))
     sizes[largest] += sum(ragged) // alignment * alignment - sum(sizes)
@@ -204,17 +204,16 @@ def calls_of(bench: Bench, buffers: list[tuple[torch.Tensor, ...]]) -> list[Call
     return [forward, backward]
 
 
-def whole_step(bench: Bench, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> None:
-    torch.autograd.grad(bench.forward(x, w), (x, w), dy)
-
-
 def interleave(jobs: list[tuple[list[Callable[[int], object]], list]], repetitions: int, device: str) -> None:
     """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps."""
     rng = random.Random(0)
     if device == "cuda":
-        for _ in range(math.ceil(repetitions / harness.BURST)):
+        bursts = math.ceil(repetitions / harness.BURST)
+        for i in range(bursts):
+            harness.progress(i, bursts)
             for calls, seconds in rng.sample(jobs, len(jobs)):
                 seconds += harness.burst(calls)
+        harness.progress(None, 0)
         return
     for i in harness.rounds(repetitions):
         for calls, seconds in rng.sample(jobs, len(jobs)):
@@ -239,7 +238,8 @@ def sustain_all(benches: list[Bench], passes: list[Pass], buffers: list[tuple[to
     device = buffers[0][0].device.type
     for bench in benches:
         total = min(sum(seconds) for seconds in bench.seconds)
-        call = lambda i: whole_step(bench, *buffers[i % NUM_BUFFERS])  # noqa: E731
+        forward, backward = calls_of(bench, buffers)
+        call = lambda i: (forward(i), backward(i))  # noqa: E731
         bench.sustained = sustain(call, total, device, quick)
     for one in passes:
         if one.flops:
