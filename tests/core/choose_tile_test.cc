@@ -6,21 +6,23 @@
 namespace moxie {
 namespace {
 
-TileChoice choose(int64_t groups, int64_t rows, int64_t n, int64_t k) {
-  return choose_tile({.groups = groups, .rows = rows, .n = n, .k = k});
+TileChoice choose(int64_t groups, int64_t rows, int64_t n, int64_t k,
+                  Ragged ragged = Ragged::kRows) {
+  return choose_tile({.ragged = ragged, .groups = groups, .rows = rows, .n = n, .k = k});
 }
 
 TEST(ChooseTile, TakesTheTallTileWhereRowsAreMany) {
-  EXPECT_EQ(choose(8, 131072, 8192, 5120).rows, 256);
-  EXPECT_EQ(choose(8, 131072, 2048, 7168).rows, 256);
-  EXPECT_EQ(choose(8, 131072, 7168, 2048).rows, 256);
-  EXPECT_EQ(choose(32, 65536, 2048, 7168).rows, 256);
-  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384).rows, 256) << "wgrad";
+  EXPECT_EQ(choose(8, 131072, 8192, 5120).rows, 192);
+  EXPECT_EQ(choose(8, 131072, 2048, 7168).rows, 192);
+  EXPECT_EQ(choose(8, 131072, 7168, 2048).rows, 192);
+  EXPECT_EQ(choose(32, 65536, 2048, 7168).rows, 192);
+  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384, Ragged::kDepth).rows, 256);
 }
 
 TEST(ChooseTile, TakesTheFlatTileWhereGroupsAreSmallOrTilesFew) {
-  EXPECT_EQ(choose(256, 256 * 64, 2048, 7168).rows, 128) << "half of a tall tile would be empty";
-  EXPECT_EQ(choose(1, 1024, 1024, 1024).rows, 128) << "16 tall pairs, 32 flat ones";
+  EXPECT_EQ(choose(256, 256 * 64, 2048, 7168).rows, 128) << "most of a tall tile would be empty";
+  EXPECT_EQ(choose(1, 1024, 1024, 1024).rows, 128) << "24 tall pairs, 32 flat ones";
+  EXPECT_EQ(choose(1, 1024, 1024, 1024, Ragged::kDepth).rows, 128) << "16 tall pairs, 32 flat ones";
 }
 
 TEST(ChooseTile, KeepsABandOfColumnsInCache) {
@@ -32,13 +34,14 @@ TEST(ChooseTile, KeepsABandOfColumnsInCache) {
 }
 
 TEST(ChooseTile, TakesAnyProblem) {
-  for (const int64_t groups : {1, 7, 1024})
-    for (const int64_t rows : {0, 1, 100000})
-      for (const int64_t n : {16, 4096}) {
-        const TileChoice tile = choose(groups, rows, n, 0);
-        EXPECT_TRUE(tile.rows == 128 || tile.rows == 256);
-        EXPECT_GE(tile.band, 1);
-      }
+  for (const Ragged ragged : {Ragged::kRows, Ragged::kDepth})
+    for (const int64_t groups : {1, 7, 1024})
+      for (const int64_t rows : {0, 1, 100000})
+        for (const int64_t n : {16, 4096}) {
+          const TileChoice tile = choose(groups, rows, n, 0, ragged);
+          EXPECT_TRUE(tile.rows == 128 || tile.rows == (ragged == Ragged::kRows ? 192 : 256));
+          EXPECT_GE(tile.band, 1);
+        }
 }
 
 }  // namespace

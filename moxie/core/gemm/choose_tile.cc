@@ -8,7 +8,7 @@ namespace {
 constexpr int64_t kPairs = 66;  // of CTAs that run at a time, on the 132 multiprocessors of an H200
 constexpr int64_t kPairColumns = 256;
 
-// Time in units of what a row of a 256-row tile takes: rounds of tiles times rows of a tile. Half a
+// Time in units of what a row of a tall tile takes: rounds of tiles times rows of a tile. Half a
 // tile per group is expected to lie past the group's last row.
 int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
   const int64_t half_tiles = ceil_div(2 * p.rows, rows) + p.groups;
@@ -19,8 +19,10 @@ int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
 }  // namespace
 
 TileChoice choose_tile(const GemmProblem& p) {
-  // A 128-row tile reads 4/3 of the bytes per FLOP; see docs/kernels/grouped_gemm.md, "Tiles".
-  const bool tall = expected_time(p, 256, 100) <= expected_time(p, 128, 115);
+  // A flat tile reads a fifth to a third more bytes per FLOP, and its two warpgroups have no time
+  // to spare; see docs/kernels/grouped_gemm.md, "Tiles".
+  const int tall = tall_rows(p.ragged);
+  const bool is_tall = expected_time(p, tall, 100) <= expected_time(p, kFlatRows, 115);
   // The columns of b in a band are read again for each tile down the rows, so they should stay in
   // L2, of which results and a's rows take their share. Eight by eight pairs of tiles in flight
   // read the least where b does not fit.
@@ -28,7 +30,7 @@ TileChoice choose_tile(const GemmProblem& p) {
   const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
   const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
   const int64_t band = min(pairs, max<int64_t>(fits, 8));
-  return {.rows = tall ? 256 : 128, .band = static_cast<int>(band)};
+  return {.rows = is_tall ? tall : kFlatRows, .band = static_cast<int>(band)};
 }
 
 }  // namespace moxie

@@ -6,14 +6,22 @@
 
 namespace moxie {
 
+// Which size is ragged: rows in forward and dgrad, the depth (k) in wgrad; n never is.
+enum class Ragged : uint8_t { kRows, kDepth };
+
 struct GemmProblem {
+  Ragged ragged;
   int64_t groups;
   int64_t rows;  // of the result, all groups together
   int64_t n, k;  // k: of one group, or what is to be expected of it where it is ragged
 };
 
+// Rows of the result that a CTA computes; it is always 128 columns.
+constexpr int tall_rows(Ragged ragged) { return ragged == Ragged::kRows ? 192 : 256; }
+inline constexpr int kFlatRows = 128;
+
 struct TileChoice {
-  int rows;  // of the result that a CTA computes, 128 or 256; it is always 128 columns
+  int rows;  // tall_rows or kFlatRows
   int band;  // pairs of CTAs side by side (256 columns each) that walk down the rows together
 };
 

@@ -5,8 +5,10 @@
 
 #include <cuda_bf16.h>
 
-#include "moxie/core/gemm/mainloop.cuh"
+#include "moxie/core/gemm/consumer.cuh"
+#include "moxie/core/gemm/scales.cuh"
 #include "moxie/core/sm90/stmatrix.cuh"
+#include "moxie/core/sm90/tma.cuh"
 
 namespace moxie::sm90 {
 
@@ -21,7 +23,7 @@ __device__ inline float bias_at(const GemmParams& p, int64_t i) {
              : __bfloat162float(__ldg(static_cast<const __nv_bfloat16*>(p.bias) + i));
 }
 
-template <Ragged kRagged, class Tile, class Out>
+template <class Tile, class Out>
 class Epilogue {
  public:
   // Neighbouring columns of the result that a thread holds: kernel.cuh, b_map.
@@ -29,14 +31,14 @@ class Epilogue {
   static constexpr int kFold = 4 * kRun;
 
   __device__ Epilogue(const GemmParams& p, GemmShared<Tile>& shared)
-      : p_(p), box_(shared.out[cuda::warp_index()]) {}
+      : p_(p), boxes_(shared.out[cuda::warp_index()]) {}
 
   __device__ __forceinline__ void store(const Work& work, Sums<Tile>& sums) const {
-    if (kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
-    if (kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
+    if (Tile::kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
+    if (Tile::kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
       add_bias(work, sums);
     const int64_t first_row =
-        work.row + (kRagged == Ragged::kDepth ? int64_t{work.group} * p_.m : int64_t{0});
+        work.row + (Tile::kRagged == Ragged::kDepth ? int64_t{work.group} * p_.m : int64_t{0});
     const int rows = uniform(work.rows - Rows<Tile>::of_warp(0));  // from this warp's first on
 #pragma unroll
     for (int wave = 0; wave < Tile::kWaves; ++wave) {
@@ -80,8 +82,9 @@ class Epilogue {
     const int lane = cuda::lane_index(), box_row = lane % 16;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      // The store before the last, which had this half, has been read; the last may still be.
-      if (lane == 0) bulk_wait_group_read<1>();
+      StoreBox& box = boxes_[half % Tile::kBoxes];
+      // The store that had this box has been read; the one after it may still be.
+      if (lane == 0) bulk_wait_group_read<Tile::kBoxes - 1>();
       __syncwarp();
       // A matrix of 8 x 8 is 16 bytes of 8 rows; the swizzle moves it by the row.
 #pragma unroll
@@ -93,13 +96,13 @@ class Epilogue {
           const int at = 32 * half + 4 * j + 2 * i;
           pairs[i] = to_bf16_pair(sums[at], sums[at + 1]);
         }
-        stmatrix_x4(box_.half[half] + box_row * StoreBox::kBytes + place * 16, pairs);
+        stmatrix_x4(box.bytes + box_row * StoreBox::kBytes + place * 16, pairs);
       }
       fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
         const int byte = 2 * col + half * StoreBox::kBytes;
-        tma_store_2d(&p_.out_map, box_.half[half], byte, static_cast<int>(row));
+        tma_store_2d(&p_.out_map, box.bytes, byte, static_cast<int>(row));
         bulk_commit_group();
       }
     }
@@ -121,7 +124,7 @@ class Epilogue {
           *reinterpret_cast<uint32_t*>(to) = to_bf16_pair(value(0), value(1));
         } else {
           float4 word{value(0), value(1), value(2), value(3)};
-          if (kRagged == Ragged::kDepth && p_.add) {
+          if (Tile::kRagged == Ragged::kDepth && p_.add) {
             const float4 old = *reinterpret_cast<const float4*>(to);
             word = {old.x + word.x, old.y + word.y, old.z + word.z, old.w + word.w};
           }
@@ -132,7 +135,7 @@ class Epilogue {
   }
 
   const GemmParams& p_;
-  StoreBox& box_;
+  StoreBox (&boxes_)[Tile::kBoxes];
 };
 
 }  // namespace moxie::sm90

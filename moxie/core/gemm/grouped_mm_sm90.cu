@@ -11,14 +11,15 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
     const cuda::Launch how{"grouped_mm", stream, 0};
     return cuda::zero_async(how, args.out.data, rows * n * bytes_of(args.out.format));
   }
-  const TileChoice tile = choose_tile({.groups = groups, .rows = rows, .n = n, .k = k});
+  const TileChoice tile =
+      choose_tile({.ragged = Ragged::kRows, .groups = groups, .rows = rows, .n = n, .k = k});
   const int64_t scales_of_group = ceil_div<int64_t>(n, args.b.outer_block);
   GemmParams p{};
   p.a = a_map(args.a.qdata.data, rows, k, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, groups * n, k, args.out.format);
   p.out_map = out_map(args.out, rows, n);
-  p.scale_a = {&args.a.scale.data->code, rows, k_blocks};
-  p.scale_b = {&args.b.scale.data->code, groups * scales_of_group, k_blocks};
+  p.scale_a = scale_matrix(args.a.scale.data, rows, k_blocks);
+  p.scale_b = scale_matrix(args.b.scale.data, groups * scales_of_group, k_blocks);
   p.offs = panels.offs;
   p.out = args.out.data;
   if (args.bias) {

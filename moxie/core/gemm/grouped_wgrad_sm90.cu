@@ -14,14 +14,17 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
     const cuda::Launch how{"grouped_wgrad", stream, 0};
     return cuda::zero_async(how, args.out.data, groups * m * n * bytes_of(args.out.format));
   }
-  const TileChoice tile =
-      choose_tile({.groups = groups, .rows = groups * m, .n = n, .k = ceil_div(padded, groups)});
+  const TileChoice tile = choose_tile({.ragged = Ragged::kDepth,
+                                       .groups = groups,
+                                       .rows = groups * m,
+                                       .n = n,
+                                       .k = ceil_div(padded, groups)});
   GemmParams p{};
   p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, n, padded, args.out.format);
   p.out_map = out_map(args.out, groups * m, n);
-  p.scale_a = {&args.a.scale.data->code, m, k_blocks};
-  p.scale_b = {&args.b.scale.data->code, ceil_div<int64_t>(n, args.b.outer_block), k_blocks};
+  p.scale_a = scale_matrix(args.a.scale.data, m, k_blocks);
+  p.scale_b = scale_matrix(args.b.scale.data, ceil_div<int64_t>(n, args.b.outer_block), k_blocks);
   p.offs = panels.offs;
   p.out = args.out.data;
   p.groups = static_cast<int>(groups);

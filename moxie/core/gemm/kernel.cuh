@@ -3,28 +3,37 @@
 
 #include "moxie/core/base/device.h"
 #include "moxie/core/gemm/choose_tile.h"
+#include "moxie/core/gemm/depth_consumer.cuh"
 #include "moxie/core/gemm/epilogue.cuh"
+#include "moxie/core/gemm/producer.cuh"
+#include "moxie/core/gemm/row_consumer.cuh"
+#include "moxie/core/sm90/cluster.cuh"
 #include "moxie/core/sm90/tensor_map.cuh"
 
 namespace moxie::sm90 {
 
-template <Ragged kRagged, class Tile, class Out>
-__global__ __launch_bounds__(kGemmThreads,
+template <class Tile>
+using Consumer =
+    std::conditional_t<Tile::kRagged == Ragged::kRows, RowConsumer<Tile>, DepthConsumer<Tile>>;
+
+template <class Tile, class Out>
+__global__ __launch_bounds__(Tile::kThreads,
                              1) void gemm_kernel(const __grid_constant__ GemmParams p) {
   using Shared = GemmShared<Tile>;
-  using MyEpilogue = Epilogue<kRagged, Tile, Out>;
+  using MyEpilogue = Epilogue<Tile, Out>;
+  constexpr int kConsumerWarps = Tile::kConsumerWarps;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int warp = uniform(cuda::warp_index());
   const int cta_in_pair = static_cast<int>(cluster_cta_rank());
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
-      mbarrier_init(&shared.full[i], 1);
+      mbarrier_init(&shared.full[i], 1 + Tile::kScalers);
       mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
     }
     for (int i = 0; i < Shared::kWorks; ++i) {
       mbarrier_init(&shared.work_full[i], 1);
-      mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1);
+      mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScalers);
     }
     fence_mbarrier_init();
     prefetch_tensormap(&p.a);
@@ -34,18 +43,19 @@ __global__ __launch_bounds__(kGemmThreads,
   __syncthreads();
   cluster_sync();
 
-  // 168 registers per thread to begin with; 128 * (40 + 2 * 232) is what the file has.
   if (warp >= kConsumerWarps) {
-    setmaxnreg_dec<40>();
+    setmaxnreg_dec<Tile::kOtherRegisters>();
     if (warp == kConsumerWarps) {
       if (elect_one()) produce<MyEpilogue::kFold>(p, shared, cta_in_pair);
     } else if (warp == kConsumerWarps + 1) {
-      schedule<kRagged>(p, shared, cta_in_pair);
+      schedule<Tile>(p, shared, cta_in_pair);
+    } else if constexpr (Tile::kScalers > 0) {
+      Scaler<Tile>(p, shared, warp - kConsumerWarps - 2).run();
     }
   } else {
-    setmaxnreg_inc<232>();
+    setmaxnreg_inc<Tile::kRegisters>();
     const MyEpilogue epilogue(p, shared);
-    Consumer<kRagged, Tile> consumer(p, shared);
+    Consumer<Tile> consumer(p, shared);
     consumer.run([&](const Work& work, Sums<Tile>& sums) { epilogue.store(work, sums); });
     epilogue.finish();
   }
@@ -72,7 +82,7 @@ inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out)
                              .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
 }
 
-// out [rows, n] in bf16, in bytes: half of a StoreBox.
+// out [rows, n] in bf16, in bytes: a StoreBox.
 inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
   if (out.format != Format::kBf16) return {};
   const auto row = static_cast<uint64_t>(2 * n);
@@ -88,9 +98,9 @@ struct GemmLaunch {
   int64_t pairs;  // of CTAs that there can be work for
 };
 
-template <Ragged kRagged, class Tile, class Out>
-void launch_tile(const GemmLaunch& how, const GemmParams& params) {
-  const auto kernel = gemm_kernel<kRagged, Tile, Out>;
+template <class Tile, class Out>
+void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
+  const auto kernel = gemm_kernel<Tile, Out>;
   constexpr int kShared = sizeof(GemmShared<Tile>);
   int device = 0, sms = 0;
   MOXIE_CUDA_CHECK(how.op, cudaGetDevice(&device));
@@ -105,7 +115,7 @@ void launch_tile(const GemmLaunch& how, const GemmParams& params) {
   cluster.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t config{};
   config.gridDim.x = static_cast<unsigned>(min<int64_t>(sms / kCluster, how.pairs) * kCluster);
-  config.blockDim.x = kGemmThreads;
+  config.blockDim.x = Tile::kThreads;
   config.dynamicSmemBytes = kShared;
   config.stream = static_cast<cudaStream_t>(how.stream);
   config.attrs = &cluster;
@@ -117,11 +127,11 @@ template <Ragged kRagged>
 void launch_gemm(const GemmLaunch& how, const GemmParams& params, const TileChoice& tile,
                  Format out) {
   const auto with_tile = [&]<class Tile>() {
-    if (out == Format::kF32) return launch_tile<kRagged, Tile, float>(how, params);
-    return launch_tile<kRagged, Tile, __nv_bfloat16>(how, params);
+    if (out == Format::kF32) return launch_kernel<Tile, float>(how, params);
+    return launch_kernel<Tile, __nv_bfloat16>(how, params);
   };
-  if (tile.rows == GemmTile<2>::kM) return with_tile.template operator()<GemmTile<2>>();
-  return with_tile.template operator()<GemmTile<1>>();
+  if (tile.rows == TallTile<kRagged>::kM) return with_tile.template operator()<TallTile<kRagged>>();
+  return with_tile.template operator()<FlatTile<kRagged>>();
 }
 
 }  // namespace moxie::sm90

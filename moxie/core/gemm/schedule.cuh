@@ -57,13 +57,13 @@ __device__ void sort_groups(GemmShared<Tile>& shared, const GemmParams& p) {
   __syncwarp();
 }
 
-template <Ragged kRagged, class Tile>
+template <class Tile>
 class Schedule {
  public:
   __device__ Schedule(const GemmParams& p, const GemmShared<Tile>& shared, int cta_in_pair)
       : p_(p),
         shared_(shared),
-        walk_(p, kRagged == Ragged::kRows ? Tile::kM : kTileK),
+        walk_(p, Tile::kRagged == Ragged::kRows ? Tile::kM : kTileK),
         cta_in_pair_(cta_in_pair),
         me_(static_cast<int>(blockIdx.x) / kCluster),
         pairs_(static_cast<int>(gridDim.x) / kCluster) {
@@ -78,7 +78,7 @@ class Schedule {
     Work work{};
     int tiles_m, first;
     // Groups are met in order, so looking for the next one costs O(G) in all, not per tile.
-    if constexpr (kRagged == Ragged::kRows) {
+    if constexpr (Tile::kRagged == Ragged::kRows) {
       while (walk_.group <= p_.groups && index >= (walk_.units_before + walk_.units) * columns)
         walk_.next();
       if (walk_.group > p_.groups) return work;
@@ -98,7 +98,7 @@ class Schedule {
     const int down = in_band / width, across = band * p_.band + (in_band - down * width);
     work.valid = 1;
     work.col = (across * kCluster + cta_in_pair_) * kTileN;
-    if constexpr (kRagged == Ragged::kRows) {
+    if constexpr (Tile::kRagged == Ragged::kRows) {
       work.row = walk_.begin + down * Tile::kM;
       work.rows = min(Tile::kM, walk_.end - work.row);
       work.k_blocks = work.group < p_.groups ? p_.k_blocks : 0;
@@ -146,10 +146,11 @@ struct RingPlace {
 };
 
 // The scheduler's side of the ring: one warp.
-template <Ragged kRagged, class Tile>
+template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
-  if (kRagged == Ragged::kDepth && p.groups <= GemmShared<Tile>::kSorted) sort_groups(shared, p);
-  Schedule<kRagged, Tile> schedule(p, shared, cta_in_pair);
+  if constexpr (Tile::kRagged == Ragged::kDepth)
+    if (p.groups <= GemmShared<Tile>::kSorted) sort_groups(shared, p);
+  Schedule<Tile> schedule(p, shared, cta_in_pair);
   RingPlace<GemmShared<Tile>::kWorks> at;
   for (bool more = true; more; at.advance()) {
     const Work work = schedule.next();

@@ -5,34 +5,50 @@
 #include <cuda.h>
 
 #include <cstdint>
+#include <type_traits>
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
+#include "moxie/core/gemm/choose_tile.h"
 #include "moxie/core/layout/check.h"
 
 namespace moxie::sm90 {
 
-// Which size is ragged: m in forward and dgrad, k in wgrad; n never is.
-enum class Ragged : uint8_t { kRows, kDepth };
-
 inline constexpr int kTileN = 128;
-inline constexpr int kTileK = 128;    // one scale of a; also the width of the smem swizzle
-inline constexpr int kWgmmaM = 64;    // rows of one instruction
-inline constexpr int kWgmmaK = 32;    // and its depth
-inline constexpr int kConsumers = 2;  // warpgroups: while one promotes, the other multiplies
-inline constexpr int kConsumerWarps = 4 * kConsumers;
+inline constexpr int kTileK = 128;  // one scale of a; also the width of the smem swizzle
+inline constexpr int kWgmmaM = 64;  // rows of one instruction
+inline constexpr int kWgmmaK = 32;  // and its depth
 inline constexpr int kCluster = 2;  // CTAs side by side in n, each loading half of their common a
-inline constexpr int kGemmThreads = 128 * (kConsumers + 1);
 inline constexpr int kMaxShared = 227 << 10;
 
-// kWaves: how many times 64 rows a consumer holds. Two are all that registers have room for: 64
-// f32 per wave and thread, and 64 for the product that is not promoted yet.
-template <int kWavesOf>
+// kConsumers: warpgroups; while one promotes, others multiply. kWaves: how many times 64 rows each
+// of them holds: 64 f32 per wave and thread, and 64 for the product that is not promoted yet.
+template <Ragged kRaggedOf, int kConsumersOf, int kWavesOf>
 struct GemmTile {
-  static constexpr int kWaves = kWavesOf;
+  static constexpr Ragged kRagged = kRaggedOf;
+  static constexpr int kConsumers = kConsumersOf, kWaves = kWavesOf;
+  static constexpr int kConsumerWarps = 4 * kConsumers;
+  static constexpr int kScalers = kRagged == Ragged::kRows ? 2 : 0;  // warps that find scales
+  static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kM = kWgmmaM * kConsumers * kWaves;
-  static constexpr int kStages = kWaves == 2 ? 4 : 6;  // as many as shared memory has room for
+  // As many stages as there is room for, and boxes (of a warp, StoreBox) in what is left.
+  static constexpr int kStages = (200 << 10) / ((kM + kTileN) * kTileK);
+  static constexpr int kBoxes = kConsumers == 2 ? 2 : 1;
+  // Of a consumer, and of the other warps. Together no more than the CTA begins with (168 and 128
+  // a thread), or the consumers would wait for them for ever.
+  static constexpr int kRegisters = kConsumers == 2 ? 232 : 152;
+  static constexpr int kOtherRegisters = kConsumers == 2 ? 40 : 56;
+  static_assert(kConsumers * kRegisters + kOtherRegisters <=
+                (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 };
+
+// Three warpgroups leave the pipe no gap, but have registers for one wave each and none for scales:
+// wgrad, which meets four scales of b in a step, was slower with them.
+template <Ragged kRagged>
+using TallTile =
+    std::conditional_t<kRagged == Ragged::kRows, GemmTile<kRagged, 3, 1>, GemmTile<kRagged, 2, 2>>;
+template <Ragged kRagged>
+using FlatTile = GemmTile<kRagged, 2, 1>;
 
 // One tile of the result. Both CTAs of a pair have the same but for col.
 struct alignas(16) Work {
@@ -43,43 +59,84 @@ struct alignas(16) Work {
   int valid;              // 0: no tile is left
 };
 
-// What one warp writes of one wave before the copy engine takes it: bf16, two boxes of 64 columns.
+// What one warp writes before the copy engine takes it: 64 columns in bf16.
 struct StoreBox {
   static constexpr int kRows = 16, kBytes = 128;
-  alignas(1024) uint8_t half[2][kRows * kBytes];
+  alignas(1024) uint8_t bytes[kRows * kBytes];
 };
 
 template <class Tile>
-struct GemmShared {
+struct PipelineShared {
   struct Stage {
     alignas(1024) uint8_t a[Tile::kM * kTileK];  // 1024: the swizzle repeats every 8 rows
     alignas(1024) uint8_t b[kTileN * kTileK];
   } stage[Tile::kStages];
-  StoreBox out[kConsumerWarps];
-  uint64_t full[Tile::kStages];   // copy engine -> consumers: the bytes have landed
-  uint64_t empty[Tile::kStages];  // consumers of both CTAs -> producer: may be overwritten
+  StoreBox out[Tile::kConsumerWarps][Tile::kBoxes];
+  uint64_t full[Tile::kStages];   // copy engine, scalers -> consumers: all is there
+  uint64_t empty[Tile::kStages];  // consumers of both CTAs -> those: may be overwritten
   static constexpr int kWorks = 4;
   Work work[kWorks];
-  uint64_t work_full[kWorks];   // scheduler -> producer and consumers
+  uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // and back
-  // wgrad: where the groups begin, in blocks of 128, and their order, deepest first. With more
-  // groups than this each is a small part of the whole and they are taken as they come.
+};
+
+// The codes of one step, and whether one of them, in either half of the rows, is wild (scales.cuh).
+// Codes and not their products: whoever meets a wild one needs both.
+template <class Tile>
+struct alignas(16) StepScales {
+  uint8_t rows[Tile::kM];
+  uint8_t column;
+  alignas(4) uint16_t wild[Tile::kScalers];
+};
+
+template <class Tile, Ragged kRagged = Tile::kRagged>
+struct GemmShared;
+
+template <class Tile>
+struct GemmShared<Tile, Ragged::kRows> : PipelineShared<Tile> {
+  StepScales<Tile> scales[Tile::kStages];
+};
+
+template <class Tile>
+struct GemmShared<Tile, Ragged::kDepth> : PipelineShared<Tile> {
+  // Where the groups begin, in blocks of 128, and their order, deepest first. With more groups than
+  // this each is a small part of the whole and they are taken as they come.
   static constexpr int kSorted = 256;
   int32_t begin[kSorted + 1];
   uint16_t order[kSorted];
 };
-static_assert(sizeof(GemmShared<GemmTile<2>>) <= kMaxShared);
-static_assert(sizeof(GemmShared<GemmTile<1>>) <= kMaxShared);
+
+template <class Tile, int kRows>
+inline constexpr bool kFits = Tile::kM == kRows && sizeof(GemmShared<Tile>) <= kMaxShared;
+static_assert(kFits<TallTile<Ragged::kRows>, tall_rows(Ragged::kRows)>);
+static_assert(kFits<TallTile<Ragged::kDepth>, tall_rows(Ragged::kDepth)>);
+static_assert(kFits<FlatTile<Ragged::kRows>, kFlatRows>);
+static_assert(kFits<FlatTile<Ragged::kDepth>, kFlatRows>);
 
 // Plain scales: rows of codes along k.
 struct ScaleMatrix {
-  ScaleMatrix() = default;
-  ScaleMatrix(const uint8_t* data, int64_t rows, int64_t stride)
-      : data(data), end(data + rows * stride), rows(rows), stride(stride) {}
-
   const uint8_t *data, *end;
   int64_t rows, stride;  // stride: codes per row
+
+  // The aligned words that lie wholly inside are [first_word, first_word + num_words), counted from
+  // the one that data points into. There is a code for 128 bytes of the operand: 32 bits suffice.
+  const uint32_t* words;
+  uint32_t first_word, num_words;
 };
+
+inline ScaleMatrix scale_matrix(const e8m0* codes, int64_t rows, int64_t stride) {
+  constexpr int64_t kWord = sizeof(uint32_t);
+  const auto* data = &codes->code;
+  const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kWord);
+  const int64_t first = ceil_div(before, kWord), end = (before + rows * stride) / kWord;
+  return {.data = data,
+          .end = data + rows * stride,
+          .rows = rows,
+          .stride = stride,
+          .words = reinterpret_cast<const uint32_t*>(data - before),
+          .first_word = static_cast<uint32_t>(first),
+          .num_words = static_cast<uint32_t>(max<int64_t>(end - first, 0))};
+}
 
 struct GemmParams {
   CUtensorMap a, b;

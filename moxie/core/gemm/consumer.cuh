@@ -1,0 +1,115 @@
+// What the consumers of all passes do: two or three warpgroups multiply what is in the stages and
+// promote the products, scaled, into f32 every 128 of k. In which order, and where scales come
+// from, is in row_consumer.cuh (forward and dgrad) and depth_consumer.cuh (wgrad).
+#pragma once
+
+#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/sm90/wgmma.cuh"
+
+namespace moxie::sm90 {
+
+// Tells the compiler what it cannot see, that all lanes have the same value: stages and
+// descriptors then live in uniform registers (12 % of the kernel's speed).
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// What a consumer thread holds of one product, and of a tile; wgmma.cuh says which rows and
+// columns.
+using Product = float[64];
+template <class Tile>
+using Sums = Product[Tile::kWaves];
+
+template <class Tile>
+__device__ __forceinline__ void clear(Sums<Tile>& sums) {
+#pragma unroll
+  for (auto& wave : sums)
+#pragma unroll
+    for (float& sum : wave) sum = 0.f;
+}
+
+// Of one stage, as wgmma_operand has them.
+struct Operands {
+  uint32_t a, b;
+};
+
+// A warpgroup's side of the ring of stages.
+template <class Tile>
+class Stages {
+ public:
+  __device__ explicit Stages(GemmShared<Tile>& shared)
+      : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {}
+
+  __device__ __forceinline__ int slot() const { return at_.slot; }
+  __device__ __forceinline__ void advance() { at_.advance(); }
+  __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
+  // A stage is free once every warp of both CTAs has said so: a was loaded by both.
+  __device__ __forceinline__ void release(int slot) {
+    const auto cta = static_cast<uint32_t>(cuda::lane_index());
+    if (cta < kCluster) mbarrier_arrive_cluster(&shared_.empty[slot], cta);
+  }
+  // Of a tile in which this warpgroup has no rows.
+  __device__ __forceinline__ void skip(int steps) {
+    for (int step = 0; step < steps; ++step, advance()) {
+      wait();
+      release(slot());
+    }
+  }
+
+  // 64 rows at a time, taken by the warpgroups in turn; those past the last are left out.
+  __device__ __forceinline__ int live_waves(const Work& work) const {
+    return uniform(ceil_div(work.rows - warpgroup_ * kWgmmaM, kWgmmaM * Tile::kConsumers));
+  }
+  __device__ __forceinline__ Operands operands() const {
+    const auto& stage = shared_.stage[at_.slot];
+    return {wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK), wgmma_operand(stage.b)};
+  }
+
+ private:
+  GemmShared<Tile>& shared_;
+  RingPlace<Tile::kStages> at_;
+  int warpgroup_;
+};
+
+template <class Tile>
+__device__ __forceinline__ void issue(const Operands& of, int wave, Product& product) {
+  // Operands count in 16 bytes.
+  constexpr int kNextK = kWgmmaK / 16, kNextWave = Tile::kConsumers * kWgmmaM * kTileK / 16;
+  keep_in_registers(product);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / kWgmmaK; ++k)
+    wgmma_m64n128k32(product, of.a + wave * kNextWave + k * kNextK, of.b + k * kNextK, k != 0);
+  wgmma_commit_group();
+}
+
+__device__ __forceinline__ void finish(Product& product) {
+  wgmma_wait_group<0>();
+  keep_in_registers(product);
+}
+
+// factors: for the thread's first and second row, per span of columns that share a scale of b.
+template <int kSpans>
+__device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const Product& product,
+                                        Product& sums) {
+  constexpr int kPerSpan = 64 / kSpans;
+#pragma unroll
+  for (int i = 0; i < 64; ++i)
+    sums[i] = fmaf(product[i], factors[i / 2 % 2][i / kPerSpan], sums[i]);
+}
+
+// The same for any scales: factors(half, span) gives wild_factors.
+template <int kSpans, class Factors>
+__device__ __forceinline__ void promote_wild(Factors&& factors, const Product& product,
+                                             Product& sums) {
+  constexpr int kPerSpan = 64 / kSpans;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) {
+      const float2 factor = factors(half, span);
+#pragma unroll
+      for (int i = span * kPerSpan; i < (span + 1) * kPerSpan; ++i)
+        if (i / 2 % 2 == half) sums[i] = fmaf(product[i] * factor.x, factor.y, sums[i]);
+    }
+}
+
+}  // namespace moxie::sm90
