@@ -31,20 +31,26 @@ struct Operands {
   uint32_t a, b;
 };
 
-// A warpgroup's side of the ring of stages.
+// A warpgroup's side of the ring of stages. Addresses are made once, for the first stage.
 template <class Tile>
 class Stages {
  public:
   __device__ explicit Stages(GemmShared<Tile>& shared)
-      : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {}
+      : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {
+    auto& stage = shared.stage[0];
+    first_ = {
+        static_cast<uint32_t>(uniform(wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK))),
+        static_cast<uint32_t>(uniform(wgmma_operand(stage.b)))};
+    first_empty_ = cluster_address(&shared.empty[0], cuda::lane_index() % kCluster);
+  }
 
   __device__ __forceinline__ int slot() const { return at_.slot; }
   __device__ __forceinline__ void advance() { at_.advance(); }
   __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
   // A stage is free once every warp of both CTAs has said so: a was loaded by both.
   __device__ __forceinline__ void release(int slot) {
-    const auto cta = static_cast<uint32_t>(cuda::lane_index());
-    if (cta < kCluster) mbarrier_arrive_cluster(&shared_.empty[slot], cta);
+    if (cuda::lane_index() < kCluster)
+      mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
   }
   // Of a tile in which this warpgroup has no rows.
   __device__ __forceinline__ void skip(int steps) {
@@ -59,20 +65,22 @@ class Stages {
     return uniform(ceil_div(work.rows - warpgroup_ * kWgmmaM, kWgmmaM * Tile::kConsumers));
   }
   __device__ __forceinline__ Operands operands() const {
-    const auto& stage = shared_.stage[at_.slot];
-    return {wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK), wgmma_operand(stage.b)};
+    constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / kOperandUnit;
+    return {first_.a + at_.slot * kStage, first_.b + at_.slot * kStage};
   }
 
  private:
   GemmShared<Tile>& shared_;
   RingPlace<Tile::kStages> at_;
   int warpgroup_;
+  Operands first_;
+  uint32_t first_empty_;
 };
 
 template <class Tile>
 __device__ __forceinline__ void issue(const Operands& of, int wave, Product& product) {
-  // Operands count in 16 bytes.
-  constexpr int kNextK = kWgmmaK / 16, kNextWave = Tile::kConsumers * kWgmmaM * kTileK / 16;
+  constexpr int kNextK = kWgmmaK / kOperandUnit;
+  constexpr int kNextWave = Tile::kConsumers * kWgmmaM * kTileK / kOperandUnit;
   keep_in_registers(product);
   wgmma_fence();
 #pragma unroll

@@ -6,11 +6,6 @@
 
 namespace moxie::sm90 {
 
-// Where the codes of a row begin. Rows past the last are those of the last: they are not used.
-__device__ inline const uint8_t* codes_of(const ScaleMatrix& scale, int64_t row, int k_begin) {
-  return scale.data + min<int64_t>(row, scale.rows - 1) * scale.stride + k_begin;
-}
-
 // The codes of one row, four at a time, from any byte on.
 class LaneCodes {
  public:

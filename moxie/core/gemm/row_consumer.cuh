@@ -9,8 +9,8 @@ namespace moxie::sm90 {
 template <class Tile>
 class RowConsumer {
  public:
-  __device__ RowConsumer(const GemmParams&, GemmShared<Tile>& shared)
-      : shared_(shared), queue_(shared), stages_(shared) {}
+  __device__ RowConsumer(const GemmParams& p, GemmShared<Tile>& shared)
+      : p_(p), shared_(shared), queue_(shared), stages_(shared) {}
 
   // Calls store(work, sums) for each tile. The first product of the next one is under way then.
   template <class Store>
@@ -25,7 +25,7 @@ class RowConsumer {
       if (now.waves <= 0)
         stages_.skip(now.steps);
       else
-        multiply(now.steps, next.waves > 0, product, sums[0]);
+        multiply(now, next.waves > 0, product, sums[0]);
       if (now.waves <= 0) begin(next, product);
       store(*now.work, sums);
       __syncwarp();
@@ -58,56 +58,64 @@ class RowConsumer {
   }
 
   // The first product is under way; in the end that of the next tile is, if that is live.
-  __device__ __forceinline__ void multiply(int left, bool next_live, Product& product,
+  __device__ __forceinline__ void multiply(const Now& tile, bool next_live, Product& product,
                                            Product& sums) {
-    while (left > 0)
-      if (multiply_tame(left, next_live, product, sums)) {
-        promote_wild_step(product, sums);
-        --left;
-        if (left > 0 || next_live) {
+    int left = tile.steps;
+    while (left > 0) {
+      if (is_wild(shared_.scales[stages_.slot()])) {
+        wild_step(*tile.work, tile.steps - left, product, sums);
+        if (--left > 0 || next_live) {
           stages_.wait();
           issue<Tile>(stages_.operands(), 0, product);
         }
+      } else if (left >= kQuad) {
+        // The usual steps have this loop to themselves, short and straight: a consumer issues every
+        // second clock at best, and jumps over rare code cost 6 %.
+#pragma unroll 1
+        do steps<kQuad>(left, next_live, product, sums);
+        while (left >= kQuad && !is_wild(shared_.scales[stages_.slot()]));
+      } else {
+        steps<1>(left, next_live, product, sums);
       }
+    }
   }
 
-  // Returns whether it stopped before a wild step. The usual steps have this loop to themselves,
-  // short and straight: jumps over rare code cost 6 %.
-  __device__ __forceinline__ bool multiply_tame(int& left, bool next_live, Product& product,
-                                                Product& sums) {
-    bool wild;
-#pragma unroll 1
-    do {
-      // While a product is under way: between two of them every instruction counts.
+  // Tame ones. While a product is under way everything else is made ready: between two of them
+  // every instruction counts.
+  template <int kSteps>
+  __device__ __forceinline__ void steps(int& left, bool next_live, Product& product,
+                                        Product& sums) {
+    left -= kSteps;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const bool more = i + 1 < kSteps || left > 0 || next_live;
       const int done = stages_.slot();
-      const RowScales<Tile> scales(shared_.scales[done]);
       float factors[2][1];
-      scales.factors(factors);
-      wild = scales.wild();
-      if (wild) break;
+      row_factors(shared_.scales[done], factors);
       stages_.advance();
-      --left;
-      const bool more = left > 0 || next_live;
       if (more) stages_.wait();
       const Operands of = stages_.operands();
       finish(product);
       stages_.release(done);
       promote(factors, product, sums);
       if (more) issue<Tile>(of, 0, product);
-    } while (left > 0);
-    return wild;
+    }
   }
 
-  __device__ __forceinline__ void promote_wild_step(Product& product, Product& sums) {
-    const int done = stages_.slot();
-    const RowScales<Tile> scales(shared_.scales[done]);
+  __device__ __forceinline__ void wild_step(const Work& work, int step, Product& product,
+                                            Product& sums) {
+    const int done = stages_.slot(), b = *codes_of(p_.scale_b, b_code_row(p_, work, kTileN), step);
     finish(product);
-    promote_wild<1>([&](int half, int) { return scales.wild_factors(half); }, product, sums);
-    __syncwarp();  // the scales have been read
+    const auto factors = [&](int half, int) {
+      const int64_t row = work.row + Rows<Tile>::of_thread(0) + half * 8;
+      return wild_factors(*codes_of(p_.scale_a, row, step), b);
+    };
+    promote_wild<1>(factors, product, sums);
     stages_.release(done);
     stages_.advance();
   }
 
+  const GemmParams& p_;
   GemmShared<Tile>& shared_;
   WorkQueue<Tile> queue_;
   Stages<Tile> stages_;

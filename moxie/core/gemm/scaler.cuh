@@ -1,5 +1,5 @@
-// Forward and dgrad: two warps find the scales of a step and leave their codes in shared memory,
-// beside the operands: a consumer thread has three bytes to read per step.
+// Forward and dgrad: two warps find the scales of a step and leave them in shared memory,
+// multiplied with b's, beside the operands: a consumer thread has one word to read per step.
 #pragma once
 
 #include "moxie/core/gemm/scales.cuh"
@@ -7,8 +7,7 @@
 
 namespace moxie::sm90 {
 
-// The codes of kRows rows, 32 apart, four steps at a time. Rows past the end of the matrix have
-// zeros.
+// The codes of kRows rows, four steps at a time. Rows past the end of the matrix have zeros.
 template <int kRows>
 class CodeStream {
  public:
@@ -22,8 +21,7 @@ class CodeStream {
     shift_ = byte % kQuad * 8;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const uint32_t at =
-          byte / kQuad + static_cast<uint32_t>(i * cuda::kWarp / kQuad * scale.stride);
+      const uint32_t at = byte / kQuad + static_cast<uint32_t>(row(i) / kQuad * scale.stride);
       low_[i] = word(scale, at);
       high_[i] = 0;
       if (shift_ != 0) high_[i] = word(scale, at + 1);
@@ -32,6 +30,9 @@ class CodeStream {
   __device__ __forceinline__ uint32_t codes(int i) const {
     return __funnelshift_r(low_[i], high_[i], shift_);
   }
+  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that
+  // all rows have the same shift.
+  static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
   static __device__ __forceinline__ uint32_t word(const ScaleMatrix& scale, uint32_t at) {
@@ -44,7 +45,7 @@ class CodeStream {
   uint32_t first_, shift_, low_[kRows], high_[kRows];
 };
 
-// Half of the rows, one warp.
+// Half of the rows, one warp. Lane l has pairs l and l + 32 of StepScales.
 template <class Tile>
 class Scaler {
  public:
@@ -71,7 +72,7 @@ class Scaler {
           }
         }
         mbarrier_wait(&shared_.empty[at.slot], at.phase ^ 1);
-        put(shared_.scales[at.slot]);
+        put(shared_.scales[at.slot], step % kQuad);
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&shared_.full[at.slot]);
       }
@@ -86,14 +87,18 @@ class Scaler {
   }
 
  private:
-  static constexpr int kMine = Tile::kM / Tile::kScalers;
-  static constexpr int kRows = kMine / cuda::kWarp;  // of a lane: lane, lane + 32, ..
+  static constexpr int kMine = Tile::kM / 2 / Tile::kScalers;             // pairs
+  static constexpr int kPairs = (kMine + cuda::kWarp - 1) / cuda::kWarp;  // of a lane
+  using RowCodes = CodeStream<2 * kPairs>;
+
+  static __device__ bool has(int pair) { return pair * cuda::kWarp + cuda::lane_index() < kMine; }
 
   // The loads of its first codes are then under way.
   __device__ void start(const Work& work) {
-    const int first = which_ * kMine + cuda::lane_index();
+    const int lane = cuda::lane_index(), first = which_ * 2 * kMine + lane / 8 * 16 + lane % 8;
     a_.start(p_.scale_a, work.row + first);
-    // A pair can have columns past the last: nothing is multiplied there, so any code will do.
+    // A pair of CTAs can have columns past the last: nothing is multiplied there, so any code will
+    // do.
     const int64_t b_row = b_code_row(p_, work, kTileN);
     b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1));
     load(0);
@@ -107,65 +112,54 @@ class Scaler {
 
   // The codes that were loaded, of which the first `left` count.
   __device__ void take(int left) {
-    b_word_ = b_.codes(0);
-    uint32_t wild = top_if_wild(b_word_);
+    const uint32_t b = b_.codes(0);
+    uint32_t wild = top_if_wild(b);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      a_words_[i] = a_.codes(i);
+    for (int i = 0; i < 2 * kPairs; ++i) {
+      const uint32_t a = a_.codes(i);
       // Rows that are not stored may hold anything; they need not be slow.
-      if (i * cuda::kWarp < rows_) wild |= top_if_wild(a_words_[i]);
+      if (has(i / 2) && RowCodes::row(i) < rows_) wild |= top_if_wild(a);
+      exponents_[i] = (a - k64) + (b - k63);
     }
     wild_ = __any_sync(~0u, wild & kTop & bytes_of_steps(left));
   }
 
-  // Those of one step; the next is then the first.
-  __device__ __forceinline__ void put(StepScales<Tile>& to) {
+  // Those of one of the four steps.
+  __device__ __forceinline__ void put(StepScales<Tile>& to, int step) {
     const int lane = cuda::lane_index();
-    if (which_ == 0 && lane == 0) to.column = static_cast<uint8_t>(b_word_);
+    // Bytes 0 and 2 of what it selects: the exponents of both rows.
+    const uint32_t bytes = 0x0400 + 0x0101 * static_cast<uint32_t>(step);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      to.rows[which_ * kMine + lane + i * cuda::kWarp] = static_cast<uint8_t>(a_words_[i]);
-      a_words_[i] >>= 8;
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const uint32_t both = __byte_perm(exponents_[2 * pair], exponents_[2 * pair + 1], bytes);
+      if (has(pair)) to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kExponents;
     }
-    b_word_ >>= 8;
     if (lane == 0) to.wild[which_] = wild_;
   }
+
+  static constexpr uint32_t kExponents = 0x7f807f80;  // of two bf16
 
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
   int which_;
-  CodeStream<kRows> a_;
+  RowCodes a_;
   CodeStream<1> b_;
   int rows_ = 0;
-  uint32_t a_words_[kRows], b_word_ = 0;
+  uint32_t exponents_[2 * kPairs];
   bool wild_ = false;
 };
 
-// A consumer thread's side: the scales of its two rows.
+// A consumer thread's side: the scales of its two rows, if none is wild.
 template <class Tile>
-class RowScales {
- public:
-  __device__ __forceinline__ explicit RowScales(const StepScales<Tile>& of) : of_(of) {}
+__device__ __forceinline__ void row_factors(const StepScales<Tile>& of, float (&factors)[2][1]) {
+  const uint32_t pair = of.pairs[Rows<Tile>::of_warp(0) / 2 + cuda::lane_index() / 4];
+  factors[0][0] = __uint_as_float(pair << 16);
+  factors[1][0] = __uint_as_float(pair & 0xffff0000);
+}
 
-  __device__ __forceinline__ bool wild() const {
-    return __any_sync(~0u, *reinterpret_cast<const uint32_t*>(of_.wild));
-  }
-  // If none is wild.
-  __device__ __forceinline__ void factors(float (&factors)[2][1]) const {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-      factors[half][0] = __uint_as_float((uint32_t{row(half)} + of_.column - 127) << 23);
-  }
-  __device__ float2 wild_factors(int half) const {
-    return sm90::wild_factors(row(half), of_.column);
-  }
-
- private:
-  __device__ __forceinline__ uint8_t row(int half) const {
-    return of_.rows[Rows<Tile>::of_thread(0) + half * 8];
-  }
-
-  const StepScales<Tile>& of_;
-};
+template <class Tile>
+__device__ __forceinline__ bool is_wild(const StepScales<Tile>& of) {
+  return __any_sync(~0u, *reinterpret_cast<const uint32_t*>(of.wild));
+}
 
 }  // namespace moxie::sm90

@@ -23,6 +23,12 @@ __device__ __forceinline__ uint32_t codes_inside(const ScaleMatrix& scale, const
   return codes;
 }
 
+// Where the codes of a row begin, at one of its steps. Rows past the last are those of the last:
+// they are not used.
+__device__ inline const uint8_t* codes_of(const ScaleMatrix& scale, int64_t row, int k) {
+  return scale.data + min<int64_t>(row, scale.rows - 1) * scale.stride + k;
+}
+
 // The first row of scales of b that a tile meets; each is one for `span` columns.
 __device__ __forceinline__ int b_code_row(const GemmParams& p, const Work& work, int span) {
   return work.group * p.b_scales_of_group + work.col / span;

@@ -80,12 +80,13 @@ struct PipelineShared {
   uint64_t work_empty[kWorks];  // and back
 };
 
-// The codes of one step, and whether one of them, in either half of the rows, is wild (scales.cuh).
-// Codes and not their products: whoever meets a wild one needs both.
+// The scales of one step. A word has the products of two rows' scales with b's, as bf16: of row r
+// and, above, of row r + 8, which are what a thread of wgmma holds (Rows). wild: whether one of the
+// scales of these four steps, in either half of the rows, is wild (scales.cuh); then words are
+// anything.
 template <class Tile>
-struct alignas(16) StepScales {
-  uint8_t rows[Tile::kM];
-  uint8_t column;
+struct StepScales {
+  uint32_t pairs[Tile::kM / 2];
   alignas(4) uint16_t wild[Tile::kScalers];
 };
 

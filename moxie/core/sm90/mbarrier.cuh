@@ -31,16 +31,17 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// Arrives at the same barrier of a CTA of the cluster, this one or another.
-__device__ __forceinline__ void mbarrier_arrive_cluster(uint64_t* barrier, uint32_t cta) {
-  asm volatile(
-      "{\n"
-      ".reg .b32 remote;\n"
-      "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
-      "}" ::"r"(smem_address(barrier)),
-      "r"(cta)
-      : "memory");
+// Where a CTA of the cluster, this one or another, has the same variable.
+__device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_t cta) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(smem_address(pointer)), "r"(cta));
+  return address;
+}
+
+__device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t address) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(address) : "memory");
 }
 
 // Waits until the phase of this parity has completed.

@@ -11,6 +11,7 @@ namespace moxie::sm90 {
 // An operand: the low word of its descriptor, 16 bytes per unit, so that adding bytes / 16 moves
 // along K or down the rows. K-major, rows of 128 bytes, swizzled as TMA writes them; smem is
 // 1024-aligned.
+inline constexpr int kOperandUnit = 16;
 __device__ __forceinline__ uint32_t wgmma_operand(const void* smem) {
   constexpr uint32_t kLeading = 1 << 16;  // not used by swizzled K-major operands
   return kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
