@@ -8,10 +8,6 @@
 
 namespace moxie::sm90 {
 
-// Tells the compiler what it cannot see, that all lanes have the same value: stages and
-// descriptors then live in uniform registers (12 % of the kernel's speed).
-__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
-
 // What a consumer thread holds of one product, and of a tile; wgmma.cuh says which rows and
 // columns.
 using Product = float[64];

@@ -31,21 +31,24 @@ class Epilogue {
   static constexpr int kFold = 4 * kRun;
 
   __device__ Epilogue(const GemmParams& p, GemmShared<Tile>& shared)
-      : p_(p), boxes_(shared.out[cuda::warp_index()]) {}
+      : p_(p), boxes_(shared.out[uniform(cuda::warp_index())]) {}
 
   __device__ __forceinline__ void store(const Work& work, Sums<Tile>& sums) const {
     if (Tile::kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
     if (Tile::kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
       add_bias(work, sums);
-    const int64_t first_row =
-        work.row + (Tile::kRagged == Ragged::kDepth ? int64_t{work.group} * p_.m : int64_t{0});
-    const int rows = uniform(work.rows - Rows<Tile>::of_warp(0));  // from this warp's first on
+    // What the copy engine is told has to be uniform, or each store is a loop over the lanes.
+    const int first_row =
+        uniform(work.row + (Tile::kRagged == Ragged::kDepth ? work.group * p_.m : 0));
+    const int col = uniform(work.col);
+    const int warp_row = uniform(Rows<Tile>::of_warp(0));
+    const int rows = uniform(work.rows) - warp_row;  // from this warp's first on
 #pragma unroll
     for (int wave = 0; wave < Tile::kWaves; ++wave) {
       const int row = Rows<Tile>::of_warp(wave) - Rows<Tile>::of_warp(0);
       if (row < rows) {
         if (sizeof(Out) == 2 && row + StoreBox::kRows <= rows)
-          store_box(first_row + Rows<Tile>::of_warp(wave), work.col, sums[wave]);
+          store_box(first_row + warp_row + row, col, sums[wave]);
         else
           store_rows(first_row, work, wave, sums[wave]);
       }
@@ -78,7 +81,7 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store_box(int64_t row, int col, const float (&sums)[64]) const {
+  __device__ __forceinline__ void store_box(int row, int col, const float (&sums)[64]) const {
     const int lane = cuda::lane_index(), box_row = lane % 16;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -102,7 +105,7 @@ class Epilogue {
       __syncwarp();
       if (lane == 0) {
         const int byte = 2 * col + half * StoreBox::kBytes;
-        tma_store_2d(&p_.out_map, box.bytes, byte, static_cast<int>(row));
+        tma_store_2d(&p_.out_map, box.bytes, byte, row);
         bulk_commit_group();
       }
     }

@@ -24,7 +24,7 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
       auto& stage = shared.stage[at.slot];
       uint64_t* full = &shared.full[at.slot];
       const int k = (work.k_begin + step) * kTileK;
-      mbarrier_wait(&shared.empty[at.slot], at.phase ^ 1);
+      mbarrier_sleep(&shared.empty[at.slot], at.phase ^ 1);
       mbarrier_arrive_expect_tx(full, kBytes);
       tma_load_2d_multicast(&p.a, full, stage.a + cta_in_pair * kHalf * kTileK, k,
                             work.row + cta_in_pair * kHalf, kBoth);

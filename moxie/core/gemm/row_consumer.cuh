@@ -91,7 +91,7 @@ class RowConsumer {
       const bool more = i + 1 < kSteps || left > 0 || next_live;
       const int done = stages_.slot();
       float factors[2][1];
-      row_factors(shared_.scales[done], factors);
+      scales_.factors(shared_.scales[done], factors);
       stages_.advance();
       if (more) stages_.wait();
       const Operands of = stages_.operands();
@@ -118,6 +118,7 @@ class RowConsumer {
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
   WorkQueue<Tile> queue_;
+  RowScales<Tile> scales_;
   Stages<Tile> stages_;
 };
 

@@ -15,13 +15,24 @@ class CodeStream {
     const int64_t byte = scale.data - reinterpret_cast<const uint8_t*>(scale.words);
     first_ = static_cast<uint32_t>(byte + row * scale.stride);
   }
+  // Whether all words of so many steps begin with a row's code and lie inside the matrix.
+  __device__ __forceinline__ bool is_simple(const ScaleMatrix& scale, int steps) const {
+    const uint32_t last = first_ / kQuad + below(scale, kRows - 1) + (steps - 1) / kQuad;
+    return first_ % kQuad == 0 && first_ / kQuad >= scale.first_word &&
+           last - scale.first_word < scale.num_words;
+  }
   // The load of those of step k and the next three is then under way.
+  __device__ __forceinline__ void load_simple(const ScaleMatrix& scale, int k) {
+    shift_ = 0;
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) low_[i] = __ldg(scale.words + (first_ + k) / kQuad + below(scale, i));
+  }
   __device__ __forceinline__ void load(const ScaleMatrix& scale, int k) {
     const uint32_t byte = first_ + k;
     shift_ = byte % kQuad * 8;
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      const uint32_t at = byte / kQuad + static_cast<uint32_t>(row(i) / kQuad * scale.stride);
+      const uint32_t at = byte / kQuad + below(scale, i);
       low_[i] = word(scale, at);
       high_[i] = 0;
       if (shift_ != 0) high_[i] = word(scale, at + 1);
@@ -30,11 +41,14 @@ class CodeStream {
   __device__ __forceinline__ uint32_t codes(int i) const {
     return __funnelshift_r(low_[i], high_[i], shift_);
   }
-  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that
-  // all rows have the same shift.
+  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that all
+  // rows have the same shift.
   static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
+  static __device__ __forceinline__ uint32_t below(const ScaleMatrix& scale, int i) {
+    return static_cast<uint32_t>(row(i) / kQuad * scale.stride);
+  }
   static __device__ __forceinline__ uint32_t word(const ScaleMatrix& scale, uint32_t at) {
     const uint32_t* word = scale.words + at;
     return at - scale.first_word < scale.num_words
@@ -54,30 +68,23 @@ class Scaler {
 
   __device__ void run() {
     WorkQueue<Tile> queue(shared_);
-    RingPlace<Tile::kStages> at;
-    const int lane = cuda::lane_index();
     const Work* work = &queue.next();
     start(*work);
     while (work->valid) {
       const Work* next = nullptr;
       const int steps = work->k_blocks;
-      for (int step = 0; step < steps; ++step, at.advance()) {
-        if (step % kQuad == 0) {
-          take(steps - step);
-          if (step + kQuad < steps) {
-            load(step + kQuad);
-          } else {
-            next = &queue.next();
-            start(*next);
-          }
+      for (int step = 0; step < steps; step += kQuad) {
+        take(steps - step);
+        if (step + kQuad < steps) {
+          load(step + kQuad);
+        } else {
+          next = &queue.next();
+          start(*next);
         }
-        mbarrier_wait(&shared_.empty[at.slot], at.phase ^ 1);
-        put(shared_.scales[at.slot], step % kQuad);
-        __syncwarp();
-        if (lane == 0) mbarrier_arrive(&shared_.full[at.slot]);
+        put(min(steps - step, kQuad));
       }
       __syncwarp();
-      if (lane == 0) queue.release(*work);
+      if (cuda::lane_index() == 0) queue.release(*work);
       if (next == nullptr) {
         next = &queue.next();
         start(*next);
@@ -101,13 +108,19 @@ class Scaler {
     // do.
     const int64_t b_row = b_code_row(p_, work, kTileN);
     b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1));
+    simple_ = __all_sync(~0u, a_.is_simple(p_.scale_a, work.k_blocks) && b_.is_simple(p_.scale_b, work.k_blocks));
     load(0);
     rows_ = work.rows - first;
   }
 
   __device__ __forceinline__ void load(int k) {
-    a_.load(p_.scale_a, k);
-    b_.load(p_.scale_b, k);
+    if (simple_) {
+      a_.load_simple(p_.scale_a, k);
+      b_.load_simple(p_.scale_b, k);
+    } else {
+      a_.load(p_.scale_a, k);
+      b_.load(p_.scale_b, k);
+    }
   }
 
   // The codes that were loaded, of which the first `left` count.
@@ -124,17 +137,25 @@ class Scaler {
     wild_ = __any_sync(~0u, wild & kTop & bytes_of_steps(left));
   }
 
-  // Those of one of the four steps.
-  __device__ __forceinline__ void put(StepScales<Tile>& to, int step) {
+  // Those of the first `count` of the four steps, each when its stage is free.
+  __device__ __forceinline__ void put(int count) {
     const int lane = cuda::lane_index();
     // Bytes 0 and 2 of what it selects: the exponents of both rows.
-    const uint32_t bytes = 0x0400 + 0x0101 * static_cast<uint32_t>(step);
+    uint32_t bytes = 0x0400;
+#pragma unroll 1
+    for (int i = 0; i < count; ++i, bytes += 0x0101, at_.advance()) {
+      auto& to = shared_.scales[at_.slot];
+      mbarrier_sleep(&shared_.empty[at_.slot], at_.phase ^ 1);
 #pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      const uint32_t both = __byte_perm(exponents_[2 * pair], exponents_[2 * pair + 1], bytes);
-      if (has(pair)) to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kExponents;
+      for (int pair = 0; pair < kPairs; ++pair) {
+        const uint32_t both = __byte_perm(exponents_[2 * pair], exponents_[2 * pair + 1], bytes);
+        if (has(pair))
+          to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kExponents;
+      }
+      if (lane == 0) to.wild[which_] = wild_;
+      __syncwarp();
+      if (lane == 0) mbarrier_arrive(&shared_.full[at_.slot]);
     }
-    if (lane == 0) to.wild[which_] = wild_;
   }
 
   static constexpr uint32_t kExponents = 0x7f807f80;  // of two bf16
@@ -142,20 +163,32 @@ class Scaler {
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
   int which_;
+  RingPlace<Tile::kStages> at_;
   RowCodes a_;
   CodeStream<1> b_;
   int rows_ = 0;
   uint32_t exponents_[2 * kPairs];
-  bool wild_ = false;
+  bool simple_ = false, wild_ = false;
 };
 
 // A consumer thread's side: the scales of its two rows, if none is wild.
 template <class Tile>
-__device__ __forceinline__ void row_factors(const StepScales<Tile>& of, float (&factors)[2][1]) {
-  const uint32_t pair = of.pairs[Rows<Tile>::of_warp(0) / 2 + cuda::lane_index() / 4];
-  factors[0][0] = __uint_as_float(pair << 16);
-  factors[1][0] = __uint_as_float(pair & 0xffff0000);
-}
+class RowScales {
+ public:
+  __device__ RowScales()
+      : my_pair_((Rows<Tile>::of_warp(0) / 2 + cuda::lane_index() / 4) * sizeof(uint32_t)) {}
+
+  __device__ __forceinline__ void factors(const StepScales<Tile>& of,
+                                          float (&factors)[2][1]) const {
+    const auto* pairs = reinterpret_cast<const uint8_t*>(of.pairs);
+    const uint32_t pair = *reinterpret_cast<const uint32_t*>(pairs + my_pair_);
+    factors[0][0] = __uint_as_float(pair << 16);
+    factors[1][0] = __uint_as_float(pair & 0xffff0000);
+  }
+
+ private:
+  uint32_t my_pair_;  // in bytes: the usual loop has no time to multiply
+};
 
 template <class Tile>
 __device__ __forceinline__ bool is_wild(const StepScales<Tile>& of) {

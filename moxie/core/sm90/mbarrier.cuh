@@ -59,4 +59,20 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
       : "memory");
 }
 
+// The same for those who have time: they sleep until then (for 10 ms at most, and ask again), and do
+// not take issue slots from those who work.
+__device__ __forceinline__ void mbarrier_sleep(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1, %2;\n"
+      "@done bra finished;\n"
+      "bra again;\n"
+      "finished:\n"
+      "}" ::"r"(smem_address(barrier)),
+      "r"(parity), "r"(10'000'000)
+      : "memory");
+}
+
 }  // namespace moxie::sm90
