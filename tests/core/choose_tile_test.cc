@@ -16,13 +16,13 @@ TEST(ChooseTile, TakesTheTallTileWhereRowsAreMany) {
   EXPECT_EQ(choose(8, 131072, 2048, 7168).rows, 192);
   EXPECT_EQ(choose(8, 131072, 7168, 2048).rows, 192);
   EXPECT_EQ(choose(32, 65536, 2048, 7168).rows, 192);
-  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384, Ragged::kDepth).rows, 256);
+  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384, Ragged::kDepth).rows, 192);
 }
 
 TEST(ChooseTile, TakesTheFlatTileWhereGroupsAreSmallOrTilesFew) {
   EXPECT_EQ(choose(256, 256 * 64, 2048, 7168).rows, 128) << "most of a tall tile would be empty";
   EXPECT_EQ(choose(1, 1024, 1024, 1024).rows, 128) << "24 tall pairs, 32 flat ones";
-  EXPECT_EQ(choose(1, 1024, 1024, 1024, Ragged::kDepth).rows, 128) << "16 tall pairs, 32 flat ones";
+  EXPECT_EQ(choose(1, 1024, 1024, 1024, Ragged::kDepth).rows, 128) << "24 tall pairs, 32 flat ones";
 }
 
 TEST(ChooseTile, KeepsABandOfColumnsInCache) {
@@ -39,7 +39,7 @@ TEST(ChooseTile, TakesAnyProblem) {
       for (const int64_t rows : {0, 1, 100000})
         for (const int64_t n : {16, 4096}) {
           const TileChoice tile = choose(groups, rows, n, 0, ragged);
-          EXPECT_TRUE(tile.rows == 128 || tile.rows == (ragged == Ragged::kRows ? 192 : 256));
+          EXPECT_TRUE(tile.rows == 128 || tile.rows == 192);
           EXPECT_GE(tile.band, 1);
         }
 }

@@ -19,10 +19,9 @@ int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
 }  // namespace
 
 TileChoice choose_tile(const GemmProblem& p) {
-  // A flat tile reads a fifth to a third more bytes per FLOP, and its two warpgroups have no time
+  // A flat tile reads a fifth more bytes per FLOP, and its two warpgroups have no time
   // to spare; see docs/kernels/grouped_gemm.md, "Tiles".
-  const int tall = tall_rows(p.ragged);
-  const bool is_tall = expected_time(p, tall, 100) <= expected_time(p, kFlatRows, 115);
+  const bool is_tall = expected_time(p, kTallRows, 100) <= expected_time(p, kFlatRows, 115);
   // The columns of b in a band are read again for each tile down the rows, so they should stay in
   // L2, of which results and a's rows take their share. Eight by eight pairs of tiles in flight
   // read the least where b does not fit.
@@ -30,7 +29,7 @@ TileChoice choose_tile(const GemmProblem& p) {
   const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
   const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
   const int64_t band = min(pairs, max<int64_t>(fits, 8));
-  return {.rows = is_tall ? tall : kFlatRows, .band = static_cast<int>(band)};
+  return {.rows = is_tall ? kTallRows : kFlatRows, .band = static_cast<int>(band)};
 }
 
 }  // namespace moxie

@@ -17,11 +17,10 @@ struct GemmProblem {
 };
 
 // Rows of the result that a CTA computes; it is always 128 columns.
-constexpr int tall_rows(Ragged ragged) { return ragged == Ragged::kRows ? 192 : 256; }
-inline constexpr int kFlatRows = 128;
+inline constexpr int kTallRows = 192, kFlatRows = 128;
 
 struct TileChoice {
-  int rows;  // tall_rows or kFlatRows
+  int rows;  // kTallRows or kFlatRows
   int band;  // pairs of CTAs side by side (256 columns each) that walk down the rows together
 };
 

@@ -1,119 +1,142 @@
-// What the consumers of all passes do: two or three warpgroups multiply what is in the stages and
-// promote the products, scaled, into f32 every 128 of k. In which order, and where scales come
-// from, is in row_consumer.cuh (forward and dgrad) and depth_consumer.cuh (wgrad).
+// Consumers: two or three warpgroups that multiply, promote the products every 128 of k, and have
+// the sums stored.
+//
+// What binds them is the issue of instructions: beside wgmma, which keeps registers busy, a warp
+// gets to issue every second clock at best. So the loop over the steps counts every one of them,
+// and four steps at a time share what they can.
 #pragma once
 
-#include "moxie/core/gemm/schedule.cuh"
-#include "moxie/core/sm90/wgmma.cuh"
+#include "moxie/core/gemm/scaler.cuh"
+#include "moxie/core/gemm/stages.cuh"
 
 namespace moxie::sm90 {
 
-// What a consumer thread holds of one product, and of a tile; wgmma.cuh says which rows and
-// columns.
-using Product = float[64];
 template <class Tile>
-using Sums = Product[Tile::kWaves];
-
-template <class Tile>
-__device__ __forceinline__ void clear(Sums<Tile>& sums) {
-#pragma unroll
-  for (auto& wave : sums)
-#pragma unroll
-    for (float& sum : wave) sum = 0.f;
-}
-
-// Of one stage, as wgmma_operand has them.
-struct Operands {
-  uint32_t a, b;
-};
-
-// A warpgroup's side of the ring of stages. Addresses are made once, for the first stage.
-template <class Tile>
-class Stages {
+class Consumer {
  public:
-  __device__ explicit Stages(GemmShared<Tile>& shared)
-      : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {
-    auto& stage = shared.stage[0];
-    first_ = {
-        static_cast<uint32_t>(uniform(wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK))),
-        static_cast<uint32_t>(uniform(wgmma_operand(stage.b)))};
-    first_empty_ = cluster_address(&shared.empty[0], cuda::lane_index() % kCluster);
-  }
+  __device__ Consumer(const GemmParams& p, GemmShared<Tile>& shared)
+      : p_(p), shared_(shared), queue_(shared), stages_(shared) {}
 
-  __device__ __forceinline__ int slot() const { return at_.slot; }
-  __device__ __forceinline__ void advance() { at_.advance(); }
-  __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
-  // A stage is free once every warp of both CTAs has said so: a was loaded by both.
-  __device__ __forceinline__ void release(int slot) {
-    if (cuda::lane_index() < kCluster)
-      mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
-  }
-  // Of a tile in which this warpgroup has no rows.
-  __device__ __forceinline__ void skip(int steps) {
-    for (int step = 0; step < steps; ++step, advance()) {
-      wait();
-      release(slot());
+  // Calls store(work, sums) for each tile. The first product of the next one is under way then.
+  template <class Store>
+  __device__ __forceinline__ void run(Store&& store) {
+    Product product, sums;
+    Now now = next_tile();
+    begin(now, product);
+    while (now.valid) {
+      const Now next = next_tile();
+      if (now.rows > 0) {
+        multiply(now, next.rows > 0, product, sums);
+      } else {
+        clear(sums);
+        stages_.skip(now.steps);
+        begin(next, product);
+      }
+      store(*now.work, sums);
+      __syncwarp();
+      if (cuda::lane_index() == 0) queue_.release(*now.work);
+      now = next;
     }
-  }
-
-  // 64 rows at a time, taken by the warpgroups in turn; those past the last are left out.
-  __device__ __forceinline__ int live_waves(const Work& work) const {
-    return uniform(ceil_div(work.rows - warpgroup_ * kWgmmaM, kWgmmaM * Tile::kConsumers));
-  }
-  __device__ __forceinline__ Operands operands() const {
-    constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / kOperandUnit;
-    return {first_.a + at_.slot * kStage, first_.b + at_.slot * kStage};
   }
 
  private:
-  GemmShared<Tile>& shared_;
-  RingPlace<Tile::kStages> at_;
-  int warpgroup_;
-  Operands first_;
-  uint32_t first_empty_;
-};
+  struct Now {
+    const Work* work;
+    int valid, steps;
+    int rows;  // that this warpgroup multiplies; those past the last are left out, 64 at a time
+  };
 
-template <class Tile>
-__device__ __forceinline__ void issue(const Operands& of, int wave, Product& product) {
-  constexpr int kNextK = kWgmmaK / kOperandUnit;
-  constexpr int kNextWave = Tile::kConsumers * kWgmmaM * kTileK / kOperandUnit;
-  keep_in_registers(product);
-  wgmma_fence();
-#pragma unroll
-  for (int k = 0; k < kTileK / kWgmmaK; ++k)
-    wgmma_m64n128k32(product, of.a + wave * kNextWave + k * kNextK, of.b + k * kNextK, k != 0);
-  wgmma_commit_group();
-}
+  __device__ __forceinline__ Now next_tile() {
+    const Work& work = queue_.next();
+    const int steps = uniform(work.k_blocks);
+    const int rows = stages_.rows_of(work);
+    return {&work, uniform(work.valid), steps, steps > 0 ? rows : 0};
+  }
 
-__device__ __forceinline__ void finish(Product& product) {
-  wgmma_wait_group<0>();
-  keep_in_registers(product);
-}
+  // Issues the first product, so that the pipe has work while the tile before is stored.
+  __device__ __forceinline__ void begin(const Now& tile, Product& product) {
+    if (tile.rows <= 0) return;
+    stages_.wait();
+    issue(stages_.operands(), product);
+  }
 
-// factors: for the thread's first and second row, per span of columns that share a scale of b.
-template <int kSpans>
-__device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const Product& product,
-                                        Product& sums) {
-  constexpr int kPerSpan = 64 / kSpans;
-#pragma unroll
-  for (int i = 0; i < 64; ++i)
-    sums[i] = fmaf(product[i], factors[i / 2 % 2][i / kPerSpan], sums[i]);
-}
-
-// The same for any scales: factors(half, span) gives wild_factors.
-template <int kSpans, class Factors>
-__device__ __forceinline__ void promote_wild(Factors&& factors, const Product& product,
-                                             Product& sums) {
-  constexpr int kPerSpan = 64 / kSpans;
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-#pragma unroll
-    for (int span = 0; span < kSpans; ++span) {
-      const float2 factor = factors(half, span);
-#pragma unroll
-      for (int i = span * kPerSpan; i < (span + 1) * kPerSpan; ++i)
-        if (i / 2 % 2 == half) sums[i] = fmaf(product[i] * factor.x, factor.y, sums[i]);
+  // The first product is under way; in the end that of the next tile is, if that is live.
+  __device__ __forceinline__ void multiply(const Now& tile, bool next_live, Product& product,
+                                           Product& sums) {
+    int left = tile.steps;
+    // With four scales of b the compiler would multiply in place, and wait for wgmma everywhere.
+    if (Tile::kSpans > 1 || next_is_wild())
+      clear(sums);
+    else if (left >= kQuad)
+      steps<kQuad, Promotion::kFirst>(left, next_live, product, sums);
+    else
+      steps<1, Promotion::kFirst>(left, next_live, product, sums);
+    while (left > 0) {
+      if (next_is_wild()) {
+        wild_step(*tile.work, tile.steps - left, product, sums);
+        if (--left > 0 || next_live) {
+          stages_.wait();
+          issue(stages_.operands(), product);
+        }
+      } else if (left >= kQuad) {
+        // The usual steps have this loop to themselves: jumps over rare code cost 6 %.
+#pragma unroll 1
+        do steps<kQuad, Promotion::kAdd>(left, next_live, product, sums);
+        while (left >= kQuad && !next_is_wild());
+      } else {
+        steps<1, Promotion::kAdd>(left, next_live, product, sums);
+      }
     }
-}
+  }
+
+  __device__ __forceinline__ bool next_is_wild() const {
+    return is_wild(shared_.scales[stages_.slot()]);
+  }
+
+  // Tame ones. While a product is under way everything else is made ready.
+  template <int kSteps, Promotion kFirstPromotion>
+  __device__ __forceinline__ void steps(int& left, bool next_live, Product& product,
+                                        Product& sums) {
+    left -= kSteps;
+#pragma unroll
+    for (int i = 0; i < kSteps; ++i) {
+      const bool more = i + 1 < kSteps || left > 0 || next_live;
+      const int done = stages_.slot();
+      typename StepFactors<Tile>::Factors factors;
+      factors_.read(shared_.scales[done], factors);
+      stages_.advance();
+      if (more) stages_.wait();
+      const Operands of = stages_.operands();
+      finish(product);
+      stages_.release(done);
+      if (i == 0)
+        promote<kFirstPromotion>(factors, product, sums);
+      else
+        promote<Promotion::kAdd>(factors, product, sums);
+      if (more) issue(of, product);
+    }
+  }
+
+  // Any scales: codes are read again.
+  __device__ __forceinline__ void wild_step(const Work& work, int step, Product& product,
+                                            Product& sums) {
+    const int done = stages_.slot(), k = work.k_begin + step;
+    finish(product);
+    const auto factors = [&](int half, int span) {
+      const int64_t row = work.row + Rows::of_thread() + half * 8;
+      return wild_factors(*codes_of(p_.scale_a, row, k),
+                          *codes_of(p_.scale_b, b_code_row<Tile>(p_, work, span), k));
+    };
+    promote_wild<Tile::kSpans>(factors, product, sums);
+    stages_.release(done);
+    stages_.advance();
+  }
+
+  const GemmParams& p_;
+  GemmShared<Tile>& shared_;
+  WorkQueue<Tile> queue_;
+  StepFactors<Tile> factors_;
+  Stages<Tile> stages_;
+};
 
 }  // namespace moxie::sm90

@@ -5,8 +5,8 @@
 
 #include <cuda_bf16.h>
 
-#include "moxie/core/gemm/consumer.cuh"
 #include "moxie/core/gemm/scales.cuh"
+#include "moxie/core/gemm/stages.cuh"
 #include "moxie/core/sm90/stmatrix.cuh"
 #include "moxie/core/sm90/tma.cuh"
 
@@ -33,26 +33,20 @@ class Epilogue {
   __device__ Epilogue(const GemmParams& p, GemmShared<Tile>& shared)
       : p_(p), boxes_(shared.out[uniform(cuda::warp_index())]) {}
 
-  __device__ __forceinline__ void store(const Work& work, Sums<Tile>& sums) const {
+  __device__ __forceinline__ void store(const Work& work, Product& sums) const {
     if (Tile::kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
     if (Tile::kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
       add_bias(work, sums);
     // What the copy engine is told has to be uniform, or each store is a loop over the lanes.
     const int first_row =
         uniform(work.row + (Tile::kRagged == Ragged::kDepth ? work.group * p_.m : 0));
-    const int col = uniform(work.col);
-    const int warp_row = uniform(Rows<Tile>::of_warp(0));
-    const int rows = uniform(work.rows) - warp_row;  // from this warp's first on
-#pragma unroll
-    for (int wave = 0; wave < Tile::kWaves; ++wave) {
-      const int row = Rows<Tile>::of_warp(wave) - Rows<Tile>::of_warp(0);
-      if (row < rows) {
-        if (sizeof(Out) == 2 && row + StoreBox::kRows <= rows)
-          store_box(first_row + warp_row + row, col, sums[wave]);
-        else
-          store_rows(first_row, work, wave, sums[wave]);
-      }
-    }
+    const int col = uniform(work.col), warp_row = uniform(Rows::of_warp());
+    const int rows = uniform(work.rows) - warp_row;
+    if (rows <= 0) return;
+    if (sizeof(Out) == 2 && rows >= StoreBox::kRows)
+      store_box(first_row + warp_row, col, sums);
+    else
+      store_rows(first_row, work, sums);
   }
 
   // Before the CTA ends: its shared memory is read until then.
@@ -67,7 +61,7 @@ class Epilogue {
     return 4 * (chunk * kRun / 2 + i / 2) + 2 * half + i % 2;
   }
 
-  __device__ void add_bias(const Work& work, Sums<Tile>& sums) const {
+  __device__ void add_bias(const Work& work, Product& sums) const {
     const int64_t first = int64_t{work.group} * p_.bias_stride + work.col;
 #pragma unroll
     for (int chunk = 0; chunk < kTileN / kFold; ++chunk) {
@@ -75,13 +69,13 @@ class Epilogue {
 #pragma unroll
       for (int i = 0; i < kRun; ++i) {
         const float bias = bias_at(p_, first + column(chunk) + i);
-#pragma unroll
-        for (auto& wave : sums) wave[index(chunk, 0, i)] += bias, wave[index(chunk, 1, i)] += bias;
+        sums[index(chunk, 0, i)] += bias;
+        sums[index(chunk, 1, i)] += bias;
       }
     }
   }
 
-  __device__ __forceinline__ void store_box(int row, int col, const float (&sums)[64]) const {
+  __device__ __forceinline__ void store_box(int row, int col, const Product& sums) const {
     const int lane = cuda::lane_index(), box_row = lane % 16;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -111,11 +105,11 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store_rows(int64_t first_row, const Work& work, int wave,
-                                             const float (&sums)[64]) const {
+  __device__ __forceinline__ void store_rows(int64_t first_row, const Work& work,
+                                             const Product& sums) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = Rows<Tile>::of_thread(wave) + half * 8;
+      const int row = Rows::of_thread() + half * 8;
       if (row >= work.rows) continue;
       Out* out = static_cast<Out*>(p_.out) + (first_row + row) * p_.n + work.col;
 #pragma unroll

@@ -3,18 +3,13 @@
 
 #include "moxie/core/base/device.h"
 #include "moxie/core/gemm/choose_tile.h"
-#include "moxie/core/gemm/depth_consumer.cuh"
+#include "moxie/core/gemm/consumer.cuh"
 #include "moxie/core/gemm/epilogue.cuh"
 #include "moxie/core/gemm/producer.cuh"
-#include "moxie/core/gemm/row_consumer.cuh"
 #include "moxie/core/sm90/cluster.cuh"
 #include "moxie/core/sm90/tensor_map.cuh"
 
 namespace moxie::sm90 {
-
-template <class Tile>
-using Consumer =
-    std::conditional_t<Tile::kRagged == Ragged::kRows, RowConsumer<Tile>, DepthConsumer<Tile>>;
 
 template <class Tile, class Out>
 __global__ __launch_bounds__(Tile::kThreads,
@@ -49,14 +44,14 @@ __global__ __launch_bounds__(Tile::kThreads,
       if (elect_one()) produce<MyEpilogue::kFold>(p, shared, cta_in_pair);
     } else if (warp == kConsumerWarps + 1) {
       schedule<Tile>(p, shared, cta_in_pair);
-    } else if constexpr (Tile::kScalers > 0) {
+    } else {
       Scaler<Tile>(p, shared, warp - kConsumerWarps - 2).run();
     }
   } else {
     setmaxnreg_inc<Tile::kRegisters>();
     const MyEpilogue epilogue(p, shared);
     Consumer<Tile> consumer(p, shared);
-    consumer.run([&](const Work& work, Sums<Tile>& sums) { epilogue.store(work, sums); });
+    consumer.run([&](const Work& work, Product& sums) { epilogue.store(work, sums); });
     epilogue.finish();
   }
   cluster_sync();  // a CTA that ended could no longer be told that a stage is free

@@ -1,5 +1,5 @@
-// Forward and dgrad: two warps find the scales of a step and leave them in shared memory,
-// multiplied with b's, beside the operands: a consumer thread has one word to read per step.
+// Two warps find the scales of each step and leave them in shared memory, beside the operands: a
+// consumer thread has a word or two to read per step.
 #pragma once
 
 #include "moxie/core/gemm/scales.cuh"
@@ -11,38 +11,41 @@ namespace moxie::sm90 {
 template <int kRows>
 class CodeStream {
  public:
-  __device__ __forceinline__ void start(const ScaleMatrix& scale, int64_t row) {
-    const int64_t byte = scale.data - reinterpret_cast<const uint8_t*>(scale.words);
-    first_ = static_cast<uint32_t>(byte + row * scale.stride);
-  }
-  // Whether all words of so many steps begin with a row's code and lie inside the matrix.
-  __device__ __forceinline__ bool is_simple(const ScaleMatrix& scale, int steps) const {
-    const uint32_t last = first_ / kQuad + below(scale, kRows - 1) + (steps - 1) / kQuad;
-    return first_ % kQuad == 0 && first_ / kQuad >= scale.first_word &&
-           last - scale.first_word < scale.num_words;
-  }
-  // The load of those of step k and the next three is then under way.
-  __device__ __forceinline__ void load_simple(const ScaleMatrix& scale, int k) {
-    shift_ = 0;
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) low_[i] = __ldg(scale.words + (first_ + k) / kQuad + below(scale, i));
-  }
-  __device__ __forceinline__ void load(const ScaleMatrix& scale, int k) {
-    const uint32_t byte = first_ + k;
+  // From row `row` and step k on, of which there are `steps`. The first loads are then under way.
+  __device__ __forceinline__ void start(const ScaleMatrix& scale, int64_t row, int k, int steps) {
+    const int64_t before = scale.data - reinterpret_cast<const uint8_t*>(scale.words);
+    const auto byte = static_cast<uint32_t>(before + row * scale.stride + k);
     shift_ = byte % kQuad * 8;
+    at_ = byte / kQuad;
+    const uint32_t last = at_ + below(scale, kRows - 1) + ceil_div(steps, kQuad);
+    inside_ = __all_sync(~0u, at_ >= scale.first_word && last - scale.first_word < scale.num_words);
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      const uint32_t at = byte / kQuad + below(scale, i);
-      low_[i] = word(scale, at);
-      high_[i] = 0;
-      if (shift_ != 0) high_[i] = word(scale, at + 1);
+    for (int i = 0; i < kRows; ++i) high_[i] = word(scale, at_ + below(scale, i));
+    next(scale);
+  }
+  // Those of the next four steps are then codes(), and the load of the ones after them is under
+  // way.
+  __device__ __forceinline__ void next(const ScaleMatrix& scale) {
+    ++at_;
+    if (inside_) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        low_[i] = high_[i];
+        high_[i] = __ldg(scale.words + at_ + below(scale, i));
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        low_[i] = high_[i];
+        high_[i] = word(scale, at_ + below(scale, i));
+      }
     }
   }
   __device__ __forceinline__ uint32_t codes(int i) const {
     return __funnelshift_r(low_[i], high_[i], shift_);
   }
-  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that all
-  // rows have the same shift.
+  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that
+  // all rows have the same shift.
   static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
@@ -53,13 +56,14 @@ class CodeStream {
     const uint32_t* word = scale.words + at;
     return at - scale.first_word < scale.num_words
                ? __ldg(word)
-               : codes_inside<1>(scale, reinterpret_cast<const uint8_t*>(word));
+               : codes_inside(scale, reinterpret_cast<const uint8_t*>(word));
   }
 
-  uint32_t first_, shift_, low_[kRows], high_[kRows];
+  uint32_t at_, shift_, low_[kRows], high_[kRows];
+  bool inside_;  // all words that are to come, of all lanes
 };
 
-// Half of the rows, one warp. Lane l has pairs l and l + 32 of StepScales.
+// Half of the rows, one warp. Lane l has pairs l and l + 32 of StepScales, and l % kSpans of b.
 template <class Tile>
 class Scaler {
  public:
@@ -76,7 +80,8 @@ class Scaler {
       for (int step = 0; step < steps; step += kQuad) {
         take(steps - step);
         if (step + kQuad < steps) {
-          load(step + kQuad);
+          a_.next(p_.scale_a);
+          b_.next(p_.scale_b);
         } else {
           next = &queue.next();
           start(*next);
@@ -103,36 +108,25 @@ class Scaler {
   // The loads of its first codes are then under way.
   __device__ void start(const Work& work) {
     const int lane = cuda::lane_index(), first = which_ * 2 * kMine + lane / 8 * 16 + lane % 8;
-    a_.start(p_.scale_a, work.row + first);
-    // A pair of CTAs can have columns past the last: nothing is multiplied there, so any code will
-    // do.
-    const int64_t b_row = b_code_row(p_, work, kTileN);
-    b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1));
-    simple_ = __all_sync(~0u, a_.is_simple(p_.scale_a, work.k_blocks) && b_.is_simple(p_.scale_b, work.k_blocks));
-    load(0);
+    a_.start(p_.scale_a, work.row + first, work.k_begin, work.k_blocks);
+    // A tile can have columns past the last: nothing is multiplied there, so any code will do.
+    const int64_t b_row = b_code_row<Tile>(p_, work, lane % Tile::kSpans);
+    b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1), work.k_begin, work.k_blocks);
     rows_ = work.rows - first;
   }
 
-  __device__ __forceinline__ void load(int k) {
-    if (simple_) {
-      a_.load_simple(p_.scale_a, k);
-      b_.load_simple(p_.scale_b, k);
-    } else {
-      a_.load(p_.scale_a, k);
-      b_.load(p_.scale_b, k);
-    }
-  }
-
-  // The codes that were loaded, of which the first `left` count.
+  // The codes of four steps, of which the first `left` count.
   __device__ void take(int left) {
     const uint32_t b = b_.codes(0);
     uint32_t wild = top_if_wild(b);
+    b_exponents_ = b - k63;
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
       const uint32_t a = a_.codes(i);
       // Rows that are not stored may hold anything; they need not be slow.
       if (has(i / 2) && RowCodes::row(i) < rows_) wild |= top_if_wild(a);
-      exponents_[i] = (a - k64) + (b - k63);
+      a_exponents_[i] = a - k64;
+      if constexpr (Tile::kSpans == 1) a_exponents_[i] += b_exponents_;
     }
     wild_ = __any_sync(~0u, wild & kTop & bytes_of_steps(left));
   }
@@ -140,25 +134,28 @@ class Scaler {
   // Those of the first `count` of the four steps, each when its stage is free.
   __device__ __forceinline__ void put(int count) {
     const int lane = cuda::lane_index();
-    // Bytes 0 and 2 of what it selects: the exponents of both rows.
-    uint32_t bytes = 0x0400;
 #pragma unroll 1
-    for (int i = 0; i < count; ++i, bytes += 0x0101, at_.advance()) {
+    for (uint32_t step = 0; step < count; ++step, at_.advance()) {
       auto& to = shared_.scales[at_.slot];
       mbarrier_sleep(&shared_.empty[at_.slot], at_.phase ^ 1);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        const uint32_t both = __byte_perm(exponents_[2 * pair], exponents_[2 * pair + 1], bytes);
+        // Bytes 0 and 2 of what it selects: the exponents of both rows.
+        const uint32_t both =
+            __byte_perm(a_exponents_[2 * pair], a_exponents_[2 * pair + 1], 0x0400 + 0x0101 * step);
         if (has(pair))
-          to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kExponents;
+          to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kTwoExponents;
       }
+      if constexpr (Tile::kSpans > 1)
+        if (which_ == 0 && lane < Tile::kSpans)
+          to.spans[lane] = __byte_perm(b_exponents_, 0, 0x4440 + step) << 23;
       if (lane == 0) to.wild[which_] = wild_;
       __syncwarp();
       if (lane == 0) mbarrier_arrive(&shared_.full[at_.slot]);
     }
   }
 
-  static constexpr uint32_t kExponents = 0x7f807f80;  // of two bf16
+  static constexpr uint32_t kTwoExponents = 0x7f807f80;
 
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
@@ -167,23 +164,35 @@ class Scaler {
   RowCodes a_;
   CodeStream<1> b_;
   int rows_ = 0;
-  uint32_t exponents_[2 * kPairs];
-  bool simple_ = false, wild_ = false;
+  uint32_t a_exponents_[2 * kPairs], b_exponents_ = 0;
+  bool wild_ = false;
 };
 
-// A consumer thread's side: the scales of its two rows, if none is wild.
+// A consumer thread's side: the scales of its two rows and each span, if none is wild.
 template <class Tile>
-class RowScales {
+class StepFactors {
  public:
-  __device__ RowScales()
-      : my_pair_((Rows<Tile>::of_warp(0) / 2 + cuda::lane_index() / 4) * sizeof(uint32_t)) {}
+  using Factors = float[2][Tile::kSpans];
 
-  __device__ __forceinline__ void factors(const StepScales<Tile>& of,
-                                          float (&factors)[2][1]) const {
+  __device__ StepFactors()
+      : my_pair_((Rows::of_warp() / 2 + cuda::lane_index() / 4) * sizeof(uint32_t)) {}
+
+  __device__ __forceinline__ void read(const StepScales<Tile>& of, Factors& factors) const {
     const auto* pairs = reinterpret_cast<const uint8_t*>(of.pairs);
     const uint32_t pair = *reinterpret_cast<const uint32_t*>(pairs + my_pair_);
-    factors[0][0] = __uint_as_float(pair << 16);
-    factors[1][0] = __uint_as_float(pair & 0xffff0000);
+    const uint32_t rows[2] = {pair << 16, pair & 0xffff0000};
+    if constexpr (Tile::kSpans == 1) {
+      factors[0][0] = __uint_as_float(rows[0]);
+      factors[1][0] = __uint_as_float(rows[1]);
+    } else {
+      static_assert(Tile::kSpans == 4);
+      const uint4 spans = *reinterpret_cast<const uint4*>(of.spans);
+      const uint32_t span[4] = {spans.x, spans.y, spans.z, spans.w};
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int j = 0; j < 4; ++j) factors[half][j] = __uint_as_float(rows[half] + span[j]);
+    }
   }
 
  private:

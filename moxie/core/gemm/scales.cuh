@@ -1,6 +1,5 @@
-// What both ways of finding scales share. Forward and dgrad leave it to two warps (scaler.cuh); in
-// wgrad, with four times as many scales of b, every consumer thread finds its own
-// (lane_scales.cuh). Plain scales lie along k, so one aligned 4-byte load has those of four steps.
+// Codes of scales: where they are, which of them the usual path can take, and the product of
+// others. Plain scales lie along k, so one aligned 4-byte load has those of four steps.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -11,13 +10,11 @@ namespace moxie::sm90 {
 
 inline constexpr int kQuad = 4;  // codes in a word
 
-// The bytes of the word at `at` that are inside the matrix; rare. kAtOnce: how many are under way
-// together, one where registers are few.
-template <int kAtOnce>
+// The bytes of the word at `at` that are inside the matrix; rare.
 __device__ __forceinline__ uint32_t codes_inside(const ScaleMatrix& scale, const uint8_t* at) {
   const uint8_t* end = scale.end;
   uint32_t codes = 0;
-#pragma unroll kAtOnce
+#pragma unroll 1
   for (int i = 0; i < kQuad; ++i)
     if (at + i >= scale.data && at + i < end) codes |= uint32_t{at[i]} << (8 * i);
   return codes;
@@ -29,9 +26,10 @@ __device__ inline const uint8_t* codes_of(const ScaleMatrix& scale, int64_t row,
   return scale.data + min<int64_t>(row, scale.rows - 1) * scale.stride + k;
 }
 
-// The first row of scales of b that a tile meets; each is one for `span` columns.
+// The row of codes of b that so many spans of a tile's columns are before.
+template <class Tile>
 __device__ __forceinline__ int b_code_row(const GemmParams& p, const Work& work, int span) {
-  return work.group * p.b_scales_of_group + work.col / span;
+  return work.group * p.b_scales_of_group + work.col / Tile::kSpan + span;
 }
 
 // The product of two scales has the sum of their exponents. Codes in [64, 190] (2^-63 to 2^63) give
@@ -49,28 +47,32 @@ __device__ __forceinline__ uint32_t bytes_of_steps(int left) {
   return left < kQuad ? (1u << (8 * left)) - 1 : ~0u;
 }
 
-// 2^exponent for exponents in [-127, 127].
-__device__ inline float power_of_two(int exponent) {
-  return to_float(e8m0{static_cast<uint8_t>(exponent + 127)});
+// 2^exponent for exponents in [-127, 127], or NaN, without a jump.
+constexpr uint32_t power_bits(int exponent, bool nan = false) {
+  const uint32_t power = exponent == -127 ? 1u << 22 : static_cast<uint32_t>(exponent + 127) << 23;
+  return nan ? 0x7fc00000 : power;
 }
+constexpr bool is_power_of_e8m0() {
+  for (int code = 0; code < kE8m0Nan; ++code)
+    if (power_bits(code - 127) != std::bit_cast<uint32_t>(to_float(e8m0(code)))) return false;
+  return power_bits(0, true) == std::bit_cast<uint32_t>(to_float(e8m0{kE8m0Nan}));
+}
+static_assert(is_power_of_e8m0());
 
 // The product of any two scales as two factors, neither of which overflows or vanishes: a value is
 // multiplied with one after the other.
 __device__ inline float2 wild_factors(int a, int b) {
   const int exponent = a + b - 254, first = exponent >> 1;
   const bool nan = a == kE8m0Nan || b == kE8m0Nan;
-  return {nan ? to_float(e8m0{kE8m0Nan}) : power_of_two(first), power_of_two(exponent - first)};
+  return {__uint_as_float(power_bits(nan ? 0 : first, nan)),
+          __uint_as_float(power_bits(nan ? 0 : exponent - first))};
 }
 
-// Rows of the tile in a wave: the first of the 16 of this warp, and the first of the two of this
-// thread, the other being 8 below.
-template <class Tile>
+// Rows of the tile: the first of the 16 of this warp, and the first of the two of this thread, the
+// other being 8 below.
 struct Rows {
-  static __device__ int of_warp(int wave) {
-    const int warp = cuda::warp_index();
-    return (wave * Tile::kConsumers + warp / 4) * kWgmmaM + warp % 4 * 16;
-  }
-  static __device__ int of_thread(int wave) { return of_warp(wave) + cuda::lane_index() / 4; }
+  static __device__ int of_warp() { return cuda::warp_index() * 16; }
+  static __device__ int of_thread() { return of_warp() + cuda::lane_index() / 4; }
 };
 
 }  // namespace moxie::sm90

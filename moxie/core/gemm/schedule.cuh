@@ -56,7 +56,7 @@ __device__ void sort_groups(GemmShared<Tile>& shared, const GemmParams& p) {
     int rank = 0;
     for (int h = 0; h < p.groups; ++h)
       rank += depth(h) > depth(g) || (depth(h) == depth(g) && h < g);
-    shared.order[rank] = static_cast<uint16_t>(g);
+    shared.order[rank] = static_cast<uint8_t>(g);
   }
   __syncwarp();
 }

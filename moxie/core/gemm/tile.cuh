@@ -5,7 +5,6 @@
 #include <cuda.h>
 
 #include <cstdint>
-#include <type_traits>
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
@@ -21,34 +20,34 @@ inline constexpr int kWgmmaK = 32;  // and its depth
 inline constexpr int kCluster = 2;  // CTAs side by side in n, each loading half of their common a
 inline constexpr int kMaxShared = 227 << 10;
 
-// kConsumers: warpgroups; while one promotes, others multiply. kWaves: how many times 64 rows each
-// of them holds: 64 f32 per wave and thread, and 64 for the product that is not promoted yet.
-template <Ragged kRaggedOf, int kConsumersOf, int kWavesOf>
+// kConsumers: warpgroups of 64 rows each; while one promotes, others multiply. 64 f32 per thread
+// hold its sums, and 64 the product that is not promoted yet.
+template <Ragged kRaggedOf, int kConsumersOf>
 struct GemmTile {
   static constexpr Ragged kRagged = kRaggedOf;
-  static constexpr int kConsumers = kConsumersOf, kWaves = kWavesOf;
+  static constexpr int kConsumers = kConsumersOf;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kScalers = kRagged == Ragged::kRows ? 2 : 0;  // warps that find scales
+  static constexpr int kScalers = 2;  // warps that find scales
   static constexpr int kThreads = 128 * (kConsumers + 1);
-  static constexpr int kM = kWgmmaM * kConsumers * kWaves;
+  static constexpr int kM = kWgmmaM * kConsumers;
+  static constexpr int kSpan = kRagged == Ragged::kRows ? 128 : 32;  // columns with one scale of b
+  static constexpr int kSpans = kTileN / kSpan;
   // As many stages as there is room for, and boxes (of a warp, StoreBox) in what is left.
   static constexpr int kStages = (200 << 10) / ((kM + kTileN) * kTileK);
   static constexpr int kBoxes = kConsumers == 2 ? 2 : 1;
   // Of a consumer, and of the other warps. Together no more than the CTA begins with (168 and 128
   // a thread), or the consumers would wait for them for ever.
-  static constexpr int kRegisters = kConsumers == 2 ? 232 : 152;
-  static constexpr int kOtherRegisters = kConsumers == 2 ? 40 : 56;
+  static constexpr int kRegisters = kConsumers == 2 ? 216 : 152;
+  static constexpr int kOtherRegisters = kConsumers == 2 ? 72 : 56;
   static_assert(kConsumers * kRegisters + kOtherRegisters <=
                 (kConsumers + 1) * (65536 / kThreads / 8 * 8));
 };
 
-// Three warpgroups leave the pipe no gap, but have registers for one wave each and none for scales:
-// wgrad, which meets four scales of b in a step, was slower with them.
+// Three warpgroups leave the pipe no gap; two are for groups of few rows.
 template <Ragged kRagged>
-using TallTile =
-    std::conditional_t<kRagged == Ragged::kRows, GemmTile<kRagged, 3, 1>, GemmTile<kRagged, 2, 2>>;
+using TallTile = GemmTile<kRagged, 3>;
 template <Ragged kRagged>
-using FlatTile = GemmTile<kRagged, 2, 1>;
+using FlatTile = GemmTile<kRagged, 2>;
 
 // One tile of the result. Both CTAs of a pair have the same but for col.
 struct alignas(16) Work {
@@ -65,6 +64,25 @@ struct StoreBox {
   alignas(1024) uint8_t bytes[kRows * kBytes];
 };
 
+// Factors that b's scales have, where a tile meets more than one.
+template <int kSpans>
+struct SpanScales {
+  alignas(16) uint32_t spans[kSpans];
+};
+template <>
+struct SpanScales<1> {};
+
+// The scales of one step, as bits that f32 have for an exponent. A word has those of two rows, in
+// 16 bits each: of row r and, above, of row r + 8, which are what a thread of wgmma holds (Rows).
+// If there is one scale of b they are products with it, else b's, to be added, are in spans. wild:
+// whether one of the scales of these four steps, in either half of the rows, is wild (scales.cuh);
+// the others are then anything.
+template <class Tile>
+struct StepScales : SpanScales<Tile::kSpans> {
+  uint32_t pairs[Tile::kM / 2];
+  alignas(4) uint16_t wild[Tile::kScalers];
+};
+
 template <class Tile>
 struct PipelineShared {
   struct Stage {
@@ -72,6 +90,7 @@ struct PipelineShared {
     alignas(1024) uint8_t b[kTileN * kTileK];
   } stage[Tile::kStages];
   StoreBox out[Tile::kConsumerWarps][Tile::kBoxes];
+  StepScales<Tile> scales[Tile::kStages];
   uint64_t full[Tile::kStages];   // copy engine, scalers -> consumers: all is there
   uint64_t empty[Tile::kStages];  // consumers of both CTAs -> those: may be overwritten
   static constexpr int kWorks = 4;
@@ -80,37 +99,22 @@ struct PipelineShared {
   uint64_t work_empty[kWorks];  // and back
 };
 
-// The scales of one step. A word has the products of two rows' scales with b's, as bf16: of row r
-// and, above, of row r + 8, which are what a thread of wgmma holds (Rows). wild: whether one of the
-// scales of these four steps, in either half of the rows, is wild (scales.cuh); then words are
-// anything.
-template <class Tile>
-struct StepScales {
-  uint32_t pairs[Tile::kM / 2];
-  alignas(4) uint16_t wild[Tile::kScalers];
-};
-
 template <class Tile, Ragged kRagged = Tile::kRagged>
-struct GemmShared;
-
-template <class Tile>
-struct GemmShared<Tile, Ragged::kRows> : PipelineShared<Tile> {
-  StepScales<Tile> scales[Tile::kStages];
-};
+struct GemmShared : PipelineShared<Tile> {};
 
 template <class Tile>
 struct GemmShared<Tile, Ragged::kDepth> : PipelineShared<Tile> {
   // Where the groups begin, in blocks of 128, and their order, deepest first. With more groups than
   // this each is a small part of the whole and they are taken as they come.
-  static constexpr int kSorted = 256;
+  static constexpr int kSorted = 128;
   int32_t begin[kSorted + 1];
-  uint16_t order[kSorted];
+  uint8_t order[kSorted];
 };
 
 template <class Tile, int kRows>
 inline constexpr bool kFits = Tile::kM == kRows && sizeof(GemmShared<Tile>) <= kMaxShared;
-static_assert(kFits<TallTile<Ragged::kRows>, tall_rows(Ragged::kRows)>);
-static_assert(kFits<TallTile<Ragged::kDepth>, tall_rows(Ragged::kDepth)>);
+static_assert(kFits<TallTile<Ragged::kRows>, kTallRows>);
+static_assert(kFits<TallTile<Ragged::kDepth>, kTallRows>);
 static_assert(kFits<FlatTile<Ragged::kRows>, kFlatRows>);
 static_assert(kFits<FlatTile<Ragged::kDepth>, kFlatRows>);
 

@@ -59,8 +59,8 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
       : "memory");
 }
 
-// The same for those who have time: they sleep until then (for 10 ms at most, and ask again), and do
-// not take issue slots from those who work.
+// The same for those who have time: they sleep until then (for 10 ms at most, and ask again), and
+// do not take issue slots from those who work.
 __device__ __forceinline__ void mbarrier_sleep(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n"

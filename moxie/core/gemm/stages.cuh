@@ -1,0 +1,116 @@
+// What a consumer warpgroup does with a stage: multiply what is in it, and promote the product,
+// scaled, into f32.
+#pragma once
+
+#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/sm90/wgmma.cuh"
+
+namespace moxie::sm90 {
+
+// What a consumer thread holds of a product, and of the sums of products; wgmma.cuh says which rows
+// and columns.
+using Product = float[64];
+
+__device__ __forceinline__ void clear(Product& sums) {
+#pragma unroll
+  for (float& sum : sums) sum = 0.f;
+}
+
+// Of one stage, as wgmma_operand has them.
+struct Operands {
+  uint32_t a, b;
+};
+
+// A warpgroup's side of the ring of stages. Addresses are made once, for the first stage.
+template <class Tile>
+class Stages {
+ public:
+  __device__ explicit Stages(GemmShared<Tile>& shared)
+      : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {
+    auto& stage = shared.stage[0];
+    first_ = {
+        static_cast<uint32_t>(uniform(wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK))),
+        static_cast<uint32_t>(uniform(wgmma_operand(stage.b)))};
+    first_empty_ = cluster_address(&shared.empty[0], cuda::lane_index() % kCluster);
+  }
+
+  __device__ __forceinline__ int slot() const { return at_.slot; }
+  __device__ __forceinline__ void advance() { at_.advance(); }
+  __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
+  // A stage is free once every warp of both CTAs has said so: a was loaded by both.
+  __device__ __forceinline__ void release(int slot) {
+    if (cuda::lane_index() < kCluster)
+      mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
+  }
+  // Of a tile in which this warpgroup has no rows.
+  __device__ __forceinline__ void skip(int steps) {
+    for (int step = 0; step < steps; ++step, advance()) {
+      wait();
+      release(slot());
+    }
+  }
+
+  // Rows of a tile that are this warpgroup's, or less than none.
+  __device__ __forceinline__ int rows_of(const Work& work) const {
+    return uniform(work.rows - warpgroup_ * kWgmmaM);
+  }
+  __device__ __forceinline__ Operands operands() const {
+    constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / kOperandUnit;
+    return {first_.a + at_.slot * kStage, first_.b + at_.slot * kStage};
+  }
+
+ private:
+  GemmShared<Tile>& shared_;
+  RingPlace<Tile::kStages> at_;
+  int warpgroup_;
+  Operands first_;
+  uint32_t first_empty_;
+};
+
+__device__ __forceinline__ void issue(const Operands& of, Product& product) {
+  constexpr int kNextK = kWgmmaK / kOperandUnit;
+  keep_in_registers(product);
+  wgmma_fence();
+#pragma unroll
+  for (int k = 0; k < kTileK / kWgmmaK; ++k)
+    wgmma_m64n128k32(product, of.a + k * kNextK, of.b + k * kNextK, k != 0);
+  wgmma_commit_group();
+}
+
+__device__ __forceinline__ void finish(Product& product) {
+  wgmma_wait_group<0>();
+  keep_in_registers(product);
+}
+
+enum class Promotion { kFirst, kAdd };  // sums are what is promoted; or it is added
+
+// factors: for the thread's first and second row, per span of columns that share a scale of b.
+template <Promotion kPromotion, int kSpans>
+__device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const Product& product,
+                                        Product& sums) {
+  constexpr int kPerSpan = 64 / kSpans;
+#pragma unroll
+  for (int i = 0; i < 64; ++i) {
+    const float factor = factors[i / 2 % 2][i / kPerSpan];
+    sums[i] =
+        kPromotion == Promotion::kFirst ? product[i] * factor : fmaf(product[i], factor, sums[i]);
+  }
+}
+
+// The same for any scales: factors(half, span) gives wild_factors.
+template <int kSpans, class Factors>
+__device__ __forceinline__ void promote_wild(Factors&& factors, const Product& product,
+                                             Product& sums) {
+  constexpr int kPerSpan = 64 / kSpans;
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+#pragma unroll
+    for (int span = 0; span < kSpans; ++span) {
+      const float2 factor = factors(half, span);
+#pragma unroll
+      for (int i = span * kPerSpan; i < (span + 1) * kPerSpan; ++i)
+        if (i / 2 % 2 == half) sums[i] = fmaf(product[i] * factor.x, factor.y, sums[i]);
+    }
+}
+
+}  // namespace moxie::sm90
