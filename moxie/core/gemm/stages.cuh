@@ -11,9 +11,10 @@ namespace moxie::sm90 {
 // and columns.
 using Product = float[64];
 
+// Volatile, or the compiler would do it before it knows whether it has to.
 __device__ __forceinline__ void clear(Product& sums) {
 #pragma unroll
-  for (float& sum : sums) sum = 0.f;
+  for (float& sum : sums) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sum));
 }
 
 // Of one stage, as wgmma_operand has them.
