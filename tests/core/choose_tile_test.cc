@@ -27,6 +27,7 @@ TEST(ChooseTile, TakesTheFlatTileWhereGroupsAreSmallOrTilesFew) {
 
 TEST(ChooseTile, KeepsABandOfColumnsInCache) {
   EXPECT_EQ(choose(8, 131072, 7168, 2048).band, 28) << "all of b fits";
+  EXPECT_EQ(choose(8, 131072, 8192, 5120).band, 11) << "three bands of nearly equal width";
   const TileChoice wide = choose(8, 131072, 16384, 16384);
   EXPECT_GE(wide.band, 8);
   EXPECT_LT(wide.band, 64);

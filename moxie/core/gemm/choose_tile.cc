@@ -23,12 +23,12 @@ TileChoice choose_tile(const GemmProblem& p) {
   // to spare; see docs/kernels/grouped_gemm.md, "Tiles".
   const bool is_tall = expected_time(p, kTallRows, 100) <= expected_time(p, kFlatRows, 115);
   // The columns of b in a band are read again for each tile down the rows, so they should stay in
-  // L2, of which results and a's rows take their share. Eight by eight pairs of tiles in flight
-  // read the least where b does not fit.
-  constexpr int64_t kBandBytes = 24 << 20;
+  // L2, of which each half keeps what its multiprocessors read, and results and a's rows take their
+  // share. Eight by eight pairs of tiles in flight read the least where b does not fit.
+  constexpr int64_t kBandBytes = 16 << 20;
   const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
   const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
-  const int64_t band = min(pairs, max<int64_t>(fits, 8));
+  const int64_t bands = ceil_div(pairs, max<int64_t>(fits, 8)), band = ceil_div(pairs, bands);
   return {.rows = is_tall ? kTallRows : kFlatRows, .band = static_cast<int>(band)};
 }
 

@@ -28,7 +28,7 @@ class Consumer {
       if (now.rows > 0) {
         multiply(now, next.rows > 0, product, sums);
       } else {
-        clear(sums);
+        clear_registers(sums);
         stages_.skip(now.steps);
         begin(next, product);
       }
@@ -66,7 +66,7 @@ class Consumer {
     int left = tile.steps;
     // With four scales of b the compiler would multiply in place, and wait for wgmma everywhere.
     if (Tile::kSpans > 1 || next_is_wild())
-      clear(sums);
+      clear_registers(sums);
     else if (left >= kQuad)
       steps<kQuad, Promotion::kFirst>(left, next_live, product, sums);
     else

@@ -1,15 +1,37 @@
 // The kernel of both passes, and its launch.
 #pragma once
 
+#include <type_traits>
+
 #include "moxie/core/base/device.h"
 #include "moxie/core/gemm/choose_tile.h"
 #include "moxie/core/gemm/consumer.cuh"
+#include "moxie/core/gemm/depth_schedule.cuh"
 #include "moxie/core/gemm/epilogue.cuh"
 #include "moxie/core/gemm/producer.cuh"
+#include "moxie/core/gemm/row_schedule.cuh"
 #include "moxie/core/sm90/cluster.cuh"
 #include "moxie/core/sm90/tensor_map.cuh"
 
 namespace moxie::sm90 {
+
+// The scheduler's side of the ring: one warp.
+template <class Tile>
+__device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
+  std::conditional_t<Tile::kRagged == Ragged::kRows, RowSchedule<Tile>, DepthSchedule<Tile>>
+      schedule(p, shared, cta_in_pair);
+  RingPlace<GemmShared<Tile>::kWorks> at;
+  for (bool more = true; more; at.advance()) {
+    const Work work = schedule.next();
+    more = work.valid;
+    mbarrier_sleep(&shared.work_empty[at.slot], at.phase ^ 1);
+    if (cuda::lane_index() == 0) {
+      shared.work[at.slot] = work;
+      mbarrier_arrive(&shared.work_full[at.slot]);
+    }
+    __syncwarp();
+  }
+}
 
 template <class Tile, class Out>
 __global__ __launch_bounds__(Tile::kThreads,
@@ -109,7 +131,8 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t config{};
-  config.gridDim.x = static_cast<unsigned>(min<int64_t>(sms / kCluster, how.pairs) * kCluster);
+  const int64_t pairs = min<int64_t>(min(sms / kCluster, kMaxPairs), how.pairs);
+  config.gridDim.x = static_cast<unsigned>(pairs * kCluster);
   config.blockDim.x = Tile::kThreads;
   config.dynamicSmemBytes = kShared;
   config.stream = static_cast<cudaStream_t>(how.stream);

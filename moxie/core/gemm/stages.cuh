@@ -11,12 +11,6 @@ namespace moxie::sm90 {
 // and columns.
 using Product = float[64];
 
-// Volatile, or the compiler would do it before it knows whether it has to.
-__device__ __forceinline__ void clear(Product& sums) {
-#pragma unroll
-  for (float& sum : sums) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(sum));
-}
-
 // Of one stage, as wgmma_operand has them.
 struct Operands {
   uint32_t a, b;

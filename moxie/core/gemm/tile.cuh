@@ -14,10 +14,11 @@
 namespace moxie::sm90 {
 
 inline constexpr int kTileN = 128;
-inline constexpr int kTileK = 128;  // one scale of a; also the width of the smem swizzle
-inline constexpr int kWgmmaM = 64;  // rows of one instruction
-inline constexpr int kWgmmaK = 32;  // and its depth
-inline constexpr int kCluster = 2;  // CTAs side by side in n, each loading half of their common a
+inline constexpr int kTileK = 128;    // one scale of a; also the width of the smem swizzle
+inline constexpr int kWgmmaM = 64;    // rows of one instruction
+inline constexpr int kWgmmaK = 32;    // and its depth
+inline constexpr int kCluster = 2;    // CTAs side by side in n, each loading half of their common a
+inline constexpr int kMaxPairs = 96;  // of CTAs at a time: more than any Hopper has room for
 inline constexpr int kMaxShared = 227 << 10;
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, others multiply. 64 f32 per thread
@@ -100,7 +101,9 @@ struct PipelineShared {
 };
 
 template <class Tile, Ragged kRagged = Tile::kRagged>
-struct GemmShared : PipelineShared<Tile> {};
+struct GemmShared : PipelineShared<Tile> {
+  uint32_t turns[kMaxPairs];  // turns.cuh
+};
 
 template <class Tile>
 struct GemmShared<Tile, Ragged::kDepth> : PipelineShared<Tile> {

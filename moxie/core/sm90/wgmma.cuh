@@ -41,6 +41,14 @@ __device__ __forceinline__ void keep_in_registers(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
+// Zeros, here and not before: the compiler would do it where it does not know yet whether it has
+// to.
+template <int kCount>
+__device__ __forceinline__ void clear_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[i]));
+}
+
 // d = A * B + (accumulate ? d : 0). Thread t of the warpgroup holds rows t / 4 % 8 and that plus 8
 // of the 16 rows of its warp: d[4j], d[4j + 1] are columns 8j + t % 4 * 2 and the next of the first
 // row, d[4j + 2], d[4j + 3] those of the second.
