@@ -46,7 +46,7 @@ class Epilogue {
     if (sizeof(Out) == 2 && rows >= StoreBox::kRows)
       store_box(first_row + warp_row, col, sums);
     else
-      store_rows(first_row, work, sums);
+      store_rows(first_row + warp_row, col, rows, sums);
   }
 
   // Before the CTA ends: its shared memory is read until then.
@@ -105,16 +105,17 @@ class Epilogue {
     }
   }
 
-  __device__ __forceinline__ void store_rows(int64_t first_row, const Work& work,
+  // Those of this warp, from first_row on.
+  __device__ __forceinline__ void store_rows(int64_t first_row, int col, int rows,
                                              const Product& sums) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const int row = Rows::of_thread() + half * 8;
-      if (row >= work.rows) continue;
-      Out* out = static_cast<Out*>(p_.out) + (first_row + row) * p_.n + work.col;
+      const int row = cuda::lane_index() / 4 + half * 8;
+      if (row >= rows) continue;
+      Out* out = static_cast<Out*>(p_.out) + (first_row + row) * p_.n + col;
 #pragma unroll
       for (int chunk = 0; chunk < kTileN / kFold; ++chunk) {
-        if (work.col + column(chunk) >= p_.n) break;
+        if (col + column(chunk) >= p_.n) break;
         const auto value = [&](int i) { return sums[index(chunk, half, i)]; };
         Out* to = out + column(chunk);
         if constexpr (sizeof(Out) == 2) {

@@ -31,13 +31,6 @@ class RowSchedule {
   }
 
  private:
-  // What a tile of so many times 64 rows takes. One warpgroup alone waits for its own products most
-  // of the time, and two now and then.
-  static constexpr __device__ int time_of(int blocks) {
-    if (Tile::kConsumers == 2) return blocks == 1 ? 9 : 10;
-    return blocks == 1 ? 6 : blocks == 2 ? 7 : 10;
-  }
-
   // The next tiles that take equally long: in each band of a group the full ones, then the others.
   __device__ bool next_run() {
     passed_ = tiles_ = 0;
@@ -50,7 +43,8 @@ class RowSchedule {
     }
     width_ = min(p_.band, columns_ - band_begin_);
     tiles_ = width_ * (is_full_ ? full_ : others_);
-    time_ = walk_.group == p_.groups ? 1 : time_of(is_full_ ? Tile::kConsumers : other_blocks_);
+    time_ =
+        walk_.group == p_.groups ? 1 : step_time<Tile>(is_full_ ? Tile::kConsumers : other_blocks_);
     return true;
   }
 

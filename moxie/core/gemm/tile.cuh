@@ -18,7 +18,7 @@ inline constexpr int kTileK = 128;    // one scale of a; also the width of the s
 inline constexpr int kWgmmaM = 64;    // rows of one instruction
 inline constexpr int kWgmmaK = 32;    // and its depth
 inline constexpr int kCluster = 2;    // CTAs side by side in n, each loading half of their common a
-inline constexpr int kMaxPairs = 96;  // of CTAs at a time: more than any Hopper has room for
+inline constexpr int kMaxPairs = 72;  // of CTAs at a time: a whole GH100 has 144 multiprocessors
 inline constexpr int kMaxShared = 227 << 10;
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, others multiply. 64 f32 per thread

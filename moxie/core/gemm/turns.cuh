@@ -8,6 +8,14 @@
 
 namespace moxie::sm90 {
 
+// What a step takes in a tile of so many times 64 rows. One warpgroup alone waits for its own
+// products most of the time, and two now and then.
+template <class Tile>
+constexpr __device__ int step_time(int blocks) {
+  if (Tile::kConsumers == 2) return blocks == 1 ? 9 : 10;
+  return blocks == 1 ? 6 : blocks == 2 ? 7 : 10;
+}
+
 // One warp. The pairs in the order in which they will be free: its time, and below it the pair.
 class Turns {
  public:
@@ -28,18 +36,21 @@ class Turns {
   // The first `count` take a tile each that takes so long.
   __device__ void pass(int count, int time) {
     if (count == pairs_) return;  // as before
-    const uint32_t later = static_cast<uint32_t>(time) * kMaxPairs;
+    const uint32_t took = static_cast<uint32_t>(min(time, kLongest)) * kMaxPairs;
+    // Time begins anew now and then, so that it does not overflow.
+    const uint32_t gone = queue_[0] < kLate ? 0 : queue_[0] / kMaxPairs * kMaxPairs;
+    const uint32_t later = took - gone, others_later = 0 - gone;
     uint32_t entry[kMine];
     int place[kMine];
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const int i = m * cuda::kWarp + cuda::lane_index();
       if (i >= pairs_) break;
-      // Both those who took one and the others are in order: each finds its place among the others.
-      const bool took = i < count;
-      entry[m] = queue_[i] + (took ? later : 0);
-      place[m] =
-          took ? i + less(count, pairs_, entry[m], 0) : i - count + less(0, count, entry[m], later);
+      // Both are in order, and each finds its place among the others.
+      const bool takes = i < count;
+      entry[m] = queue_[i] + (takes ? later : others_later);
+      place[m] = takes ? i + less(count, pairs_, others_later, entry[m])
+                       : i - count + less(0, count, later, entry[m]);
     }
     __syncwarp();
 #pragma unroll
@@ -50,9 +61,12 @@ class Turns {
 
  private:
   static constexpr int kMine = (kMaxPairs + cuda::kWarp - 1) / cuda::kWarp;
+  static constexpr int kLongest = 1 << 20;
+  static constexpr uint32_t kLate = 1 << 30;
+  static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
 
-  // How many of [begin, end) are less than the entry, `later` being added to them.
-  __device__ int less(int begin, int end, uint32_t entry, uint32_t later) const {
+  // How many of [begin, end), that much later, are less than the entry.
+  __device__ int less(int begin, int end, uint32_t later, uint32_t entry) const {
     const int first = begin;
     while (begin < end) {
       const int middle = (begin + end) / 2;
