@@ -54,7 +54,9 @@ constexpr uint32_t power_bits(int exponent, bool nan = false) {
 }
 constexpr bool is_power_of_e8m0() {
   for (int code = 0; code < kE8m0Nan; ++code)
-    if (power_bits(code - 127) != std::bit_cast<uint32_t>(to_float(e8m0(code)))) return false;
+    if (power_bits(code - 127) !=
+        std::bit_cast<uint32_t>(to_float(e8m0{static_cast<uint8_t>(code)})))
+      return false;
   return power_bits(0, true) == std::bit_cast<uint32_t>(to_float(e8m0{kE8m0Nan}));
 }
 static_assert(is_power_of_e8m0());
