@@ -350,7 +350,7 @@ def main() -> int:
     if options.plot:
         import grouped_plots  # matplotlib is not needed otherwise
 
-        grouped_plots.draw(report, options.plot, options.device)
+        grouped_plots.draw(report, options.plot, options.device, BASELINE)
         print(f"drawn in {options.plot}\n")
     if report["passes"]:
         print(pass_table(report) + "\n")

@@ -18,24 +18,27 @@ def copy_bandwidth(device: str) -> float:
     return 2.0 * a.numel() * a.element_size() / seconds[2]
 
 
-def draw_speed_up(axes, rows: list[dict]) -> None:
-    """One line per recipe and N x K, G; sustained dashed."""
-    lines: dict[str, list[tuple[int, float]]] = {}
+def draw_speed_up(axes, rows: list[dict], baseline: str) -> None:
+    """A colour per recipe and N x K, G; sustained dashed, the baseline left out."""
+    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for row in rows:
         m, n, k, groups = row["shape"]
-        if row["times_bf16"] == 1.0:
+        if row["name"] == baseline:
             continue
-        label = f"{row['name']}, {n} x {k}, {groups} groups"
-        lines.setdefault(label, []).append((m, 1 / row["times_bf16"]))
+        line = lines.setdefault(f"{row['name']}, {n} x {k}, {groups} groups", {"burst": [], "sustained": []})
+        line["burst"].append((m, 1 / row["times_bf16"]))
         if "sustained_times_bf16" in row:
-            lines.setdefault(f"{label}, sustained", []).append((m, 1 / row["sustained_times_bf16"]))
-    for label, points in lines.items():
-        m, speed_up = zip(*sorted(points))
-        axes.plot(m, speed_up, "o--" if label.endswith("sustained") else "o-", label=label)
+            line["sustained"].append((m, 1 / row["sustained_times_bf16"]))
+    for number, (label, line) in enumerate(lines.items()):
+        for protocol, style in (("burst", "o-"), ("sustained", "o--")):
+            if line[protocol]:
+                m, speed_up = zip(*sorted(line[protocol]))
+                axes.plot(m, speed_up, style, color=f"C{number % 10}", fillstyle="full" if protocol == "burst" else "none",
+                          label=label if protocol == "burst" else None)
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="M", ylabel="times torch bf16", title="forward and backward, weights quantized in every step")
-    axes.legend(fontsize="x-small")
+    axes.set(xlabel="M", ylabel=f"times {baseline}", title="forward and backward (hollow, dashed: sustained)")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
 def draw_roofline(axes, passes: list[dict], device: str) -> None:
@@ -54,14 +57,14 @@ def draw_roofline(axes, passes: list[dict], device: str) -> None:
         axes.plot([row["flops"] / row["bytes"]], [row["burst"]], "*", markersize=10, label=row["pass"])
     axes.set_xscale("log")
     axes.set_yscale("log")
-    axes.set(xlabel="FLOP per byte", ylabel="TFLOPS", title="products alone")
-    axes.legend(fontsize="x-small")
+    axes.set(xlabel="FLOP per byte", ylabel="TFLOPS", title="products alone, burst")
+    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14))
 
 
-def draw(report: dict, path: pathlib.Path, device: str) -> None:
+def draw(report: dict, path: pathlib.Path, device: str, baseline: str) -> None:
     count = 1 + bool(report["passes"])
-    figure, axes = plt.subplots(1, count, figsize=(7 * count, 5), squeeze=False)
-    draw_speed_up(axes[0][0], report["rows"])
+    figure, axes = plt.subplots(1, count, figsize=(7 * count, 6.5), squeeze=False)
+    draw_speed_up(axes[0][0], report["rows"], baseline)
     if report["passes"]:
         draw_roofline(axes[0][1], report["passes"], device)
     figure.suptitle(harness.about(report), fontsize="small")

@@ -62,6 +62,71 @@ def grouped_mm_table(report: dict) -> str:
     return "\n".join(lines)
 
 
+def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
+    """shape -> name -> row; of the lines of bf16 the faster."""
+    found: dict[tuple[int, ...], dict[str, dict]] = {}
+    for row in rows:
+        lines = found.setdefault(tuple(row["shape"]), {})
+        known = lines.get(row["name"])
+        if known is None or row["seconds"]["median"] < known["seconds"]["median"]:
+            lines[row["name"]] = row
+    return found
+
+
+def shape_text(shape: tuple[int, ...]) -> str:
+    return f"{' x '.join(map(str, shape[:-1]))}, {shape[-1]} groups"
+
+
+BF16, OURS = "torch bf16", "mxfp8_rceil_128"
+
+
+def headline_table(report: dict) -> str:
+    """How many times as fast as bf16 each way."""
+    lines = [
+        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
+        "",
+        f"| M x N x K | bf16, ms | `{OURS}`, ms | times as fast | sustained | weights quantized before |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for shape, rows in by_shape(report["rows"]).items():
+        ours, cached = rows[OURS], rows[f"{OURS}, w quantized before"]
+        milliseconds = [f"{rows[name]['seconds']['median'] * 1e3:.2f}" for name in (BF16, OURS)]
+        times = [1 / ours["times_bf16"], 1 / ours["sustained_times_bf16"], 1 / cached["times_bf16"]]
+        lines.append(f"| {shape_text(shape)} | {' | '.join(milliseconds)} | {' | '.join(f'{value:.2f}x' for value in times)} |")
+    return "\n".join(lines)
+
+
+def recipes_table(report: dict) -> str:
+    names = [row["name"] for row in report["rows"] if tuple(row["shape"]) == tuple(report["rows"][0]["shape"])]
+    recipes = [name for name in dict.fromkeys(names) if name != BF16]
+    lines = [
+        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
+        "",
+        f"| times as fast as bf16 | {' | '.join(f'`{name}`' for name in recipes)} |",
+        "|---|" + "--:|" * len(recipes),
+    ]
+    for shape, rows in by_shape(report["rows"]).items():
+        lines.append(f"| {shape_text(shape)} | {' | '.join(format(1 / rows[name]['times_bf16'], '.2f') + 'x' for name in recipes)} |")
+    return "\n".join(lines)
+
+
+def products_table(report: dict) -> str:
+    """TFLOPS of each product, and of the dense one's in the same run."""
+    lines = [
+        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
+        "",
+        "| burst; sustained; of dense sustained | forward | dgrad | wgrad, bf16 dw | dense 8192^3 |",
+        "|---|--:|--:|--:|--:|",
+    ]
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for row in report["passes"]:
+        if row["flops"]:
+            of_dense = f"; {row['sustained_of_dense']:.3f}" if row["name"] else ""
+            shapes.setdefault(tuple(row["shape"]), []).append(f"{row['burst']:.0f}; {row['sustained']:.0f}{of_dense}")
+    lines += [f"| {shape_text(shape)} | {' | '.join(cells)} |" for shape, cells in shapes.items()]
+    return "\n".join(lines)
+
+
 def sqnr_table(report: dict) -> str:
     *sizes, groups = report["shape"]
     kept = [f"x kept, {rows} rows in {count} groups" for rows, count in report["memory"]]
@@ -107,7 +172,9 @@ def curves_table(report: dict) -> str:
 TABLES = [
     ("README.md", "cpu", f"{CPU}/ops.json", ops_table),
     ("README.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
-    ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", grouped_mm_table),
+    ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", headline_table),
+    ("README.md", "grouped_mm_recipes", f"{GPU}/grouped_mm_recipes.json", recipes_table),
+    ("docs/kernels/grouped_gemm.md", "products", f"{GPU}/grouped_mm.json", products_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/RECIPES.md", "sqnr", f"{CPU}/sqnr.json", sqnr_table),
@@ -157,6 +224,46 @@ def draw(report: dict, shape: list[int], where: str, name: str) -> None:
     figure.savefig(PICTURES / name, dpi=110)
 
 
+def draw_grouped(report: dict, name: str) -> None:
+    """How many times as fast as bf16, and the products beside the dense one."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 4.2))
+    shapes = by_shape(report["rows"])
+    labels = [f"M {m}\n{n} x {k}\n{groups} groups" for m, n, k, groups in shapes]
+    times = {
+        "burst": [1 / rows[OURS]["times_bf16"] for rows in shapes.values()],
+        "sustained": [1 / rows[OURS]["sustained_times_bf16"] for rows in shapes.values()],
+        "burst, weights quantized before": [1 / rows[f"{OURS}, w quantized before"]["times_bf16"] for rows in shapes.values()],
+    }
+    products = {part: [row for row in report["passes"] if row["pass"] == part] for part in ("forward", "dgrad", "wgrad")}
+    rates = {part: [row["sustained"] for row in rows] for part, rows in products.items()}
+    dense = [row["sustained"] for row in report["passes"] if row["flops"] and not row["name"]]
+    for axes, bars, form in ((left, times, "{:.2f}"), (right, rates, "{:.0f}")):
+        for i, (label, values) in enumerate(bars.items()):
+            at = [place + (i - 1) * 0.27 for place in range(len(shapes))]
+            drawn = axes.bar(at, values, width=0.25, label=label, color=("#3b6ea8", "#7fb07f", "#d9a441")[i])
+            axes.bar_label(drawn, [form.format(value) for value in values], fontsize=7, label_type="center", color="white")
+        axes.set_xticks(range(len(shapes)), labels, fontsize=8)
+        axes.spines[["top", "right"]].set_visible(False)
+    left.axhline(1, color="#444444", linestyle="--", linewidth=1)
+    left.text(len(shapes) - 0.45, 1.0, " bf16", fontsize=8, va="center")
+    left.set_ylabel("times as fast as torch bf16")
+    left.set_title(f"{OURS}: forward and backward, with all quantization", fontsize=10, loc="left")
+    for place, rate in enumerate(dense):
+        right.plot([place - 0.42, place + 0.42], [rate, rate], color="#444444", linewidth=1.2, label=None if place else "dense fp8 8192^3, torch")
+    right.set_ylabel("TFLOPS, sustained")
+    right.set_title("the products alone, ragged groups", fontsize=10, loc="left")
+    for axes in (left, right):
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.2), ncols=4, frameon=False)
+    figure.suptitle(about(report), fontsize=9, x=0.99, ha="right")
+    figure.tight_layout()
+    figure.savefig(PICTURES / name, dpi=110)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether the documents are up to date")
@@ -171,6 +278,7 @@ def main() -> int:
     of_cpu, of_gpu = (json.loads((RESULTS / folder / "ops.json").read_text()) for folder in (CPU, GPU))
     draw(of_cpu, of_cpu["rows"][0]["shape"], f"{of_cpu['machine']['threads']} CPU threads", "ops-cpu.png")
     draw(of_gpu, [131072, 7168], of_gpu["machine"]["name"], "ops-h200.png")
+    draw_grouped(json.loads((RESULTS / GPU / "grouped_mm.json").read_text()), "grouped-h200.png")
     return 0
 
 
