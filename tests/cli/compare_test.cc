@@ -143,6 +143,22 @@ TEST(Comparison, PairsRunsOfTheSameSeed) {
   EXPECT_EQ(compared.recipes[0].difference, 0);
 }
 
+TEST(Comparison, RefusesRunsThatReadOtherText) {
+  const Plan two = plan({"bf16", "mx"}, 1);
+  const auto with = [&](const std::string& first, const std::string& second, double entropy) {
+    const auto planned = runs_of(two);
+    const Result a{.eval_loss = 1, .bigram_entropy = 2.5, .data_fingerprint = first};
+    const Result b{.eval_loss = 1, .bigram_entropy = entropy, .data_fingerprint = second};
+    return compare(two, {{.run = planned[0], .result = a}, {.run = planned[1], .result = b}});
+  };
+  EXPECT_THAT([&] { with("one", "two", 2.5); },
+              ThrowsMessage<Error>(AllOf(HasSubstr("mx of seed 1 read other text than bf16"),
+                                         HasSubstr("fingerprint is two, not one"))));
+  EXPECT_THAT([&] { with("one", "", 2.25); },
+              ThrowsMessage<Error>(HasSubstr("bigram entropy of what it held out is 2.25")));
+  EXPECT_EQ(with("one", "", 2.5).bigram_entropy, 2.5) << "a run of before says no fingerprint";
+}
+
 TEST(Comparison, ShowsATable) {
   const auto two = text_of(comparison(plan({"bf16", "mx"}, 2), {1, 1.01, 2, 2.06}));
   EXPECT_THAT(two, AllOf(HasSubstr("bf16           1.5000        base"), HasSubstr("+2.00 %"),

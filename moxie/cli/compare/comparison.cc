@@ -57,6 +57,19 @@ Json json_of(const ComparedRecipe& recipe) {
           {"runs", std::move(runs)}};
 }
 
+// Runs can be trained apart, and a folder of text can change in between.
+void check_text(const ComparedRun& run, const ComparedRun& first) {
+  const auto check = [&](const auto& is, const auto& should_be, const char* what) {
+    MOXIE_CHECK(is == should_be, "compare: ", run.run.recipe, " of seed ", run.run.seed,
+                " read other text than ", first.run.recipe, " of seed ", first.run.seed, ": the ",
+                what, " is ", is, ", not ", should_be);
+  };
+  const Result &result = run.result, &of_first = first.result;
+  if (!result.data_fingerprint.empty() && !of_first.data_fingerprint.empty())
+    check(result.data_fingerprint, of_first.data_fingerprint, "fingerprint");
+  check(result.bigram_entropy, of_first.bigram_entropy, "bigram entropy of what it held out");
+}
+
 }  // namespace
 
 Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs) {
@@ -65,11 +78,7 @@ Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs) {
                         .recipes = {},
                         .bigram_entropy = runs.front().result.bigram_entropy,
                         .device = runs.front().result.device};
-  for (const ComparedRun& run : runs)
-    MOXIE_CHECK(run.result.bigram_entropy == comparison.bigram_entropy, "compare: ", run.run.recipe,
-                " of seed ", run.run.seed, " read other text than ", runs.front().run.recipe,
-                " of seed ", runs.front().run.seed, ": the bigram entropy of what it held out is ",
-                run.result.bigram_entropy, ", not ", comparison.bigram_entropy);
+  for (const ComparedRun& run : runs) check_text(run, runs.front());
   for (const std::string& recipe : plan.recipes) {
     ComparedRecipe& compared = comparison.recipes.emplace_back();
     compared.recipe = recipe;

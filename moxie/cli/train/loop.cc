@@ -260,6 +260,7 @@ Result Run::train() {
                       .eval_loss = eval_loss,
                       .eval_windows = held_out(config_.final_eval_windows),
                       .bigram_entropy = corpus_.bigram_entropy(),
+                      .data_fingerprint = corpus_.fingerprint(),
                       .tokens_per_s = static_cast<double>(tokens()) / position_.seconds,
                       .seconds = position_.seconds,
                       .peak_memory_bytes = peak_memory_bytes(device_),
