@@ -17,7 +17,8 @@ class Consumer {
   __device__ Consumer(const GemmParams& p, GemmShared<Tile>& shared)
       : p_(p), shared_(shared), queue_(shared), stages_(shared) {}
 
-  // Calls store(work, sums) for each tile. The first product of the next one is under way then.
+  // Calls store(work, sums) for each tile. The first product of the next one that has rows for this
+  // warpgroup is under way then, if that is the very next.
   template <class Store>
   __device__ __forceinline__ void run(Store&& store) {
     Product product, sums;
@@ -43,7 +44,7 @@ class Consumer {
   struct Now {
     const Work* work;
     int valid, steps;
-    int rows;  // that this warpgroup multiplies; those past the last are left out, 64 at a time
+    int rows;  // from this warpgroup's first on; none: it has nothing to multiply
   };
 
   __device__ __forceinline__ Now next_tile() {

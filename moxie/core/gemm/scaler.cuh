@@ -1,5 +1,5 @@
 // Two warps find the scales of each step and leave them in shared memory, beside the operands: a
-// consumer thread has a word or two to read per step.
+// consumer thread has a word to read per step, and in wgrad b's four.
 #pragma once
 
 #include "moxie/core/gemm/scales.cuh"
@@ -17,7 +17,8 @@ class CodeStream {
     const auto byte = static_cast<uint32_t>(before + row * scale.stride + k);
     shift_ = byte % kQuad * 8;
     at_ = byte / kQuad;
-    const uint32_t last = at_ + below(scale, kRows - 1) + ceil_div(steps, kQuad);
+    // One word more than there are steps for: shifted codes end in it.
+    const uint32_t last = at_ + below(scale, kRows - 1) + max(ceil_div(steps, kQuad), 1);
     inside_ = __all_sync(~0u, at_ >= scale.first_word && last - scale.first_word < scale.num_words);
 #pragma unroll
     for (int i = 0; i < kRows; ++i) high_[i] = word(scale, at_ + below(scale, i));
@@ -63,7 +64,8 @@ class CodeStream {
   bool inside_;  // all words that are to come, of all lanes
 };
 
-// Half of the rows, one warp. Lane l has pairs l and l + 32 of StepScales, and l % kSpans of b.
+// Half of the rows, one warp. Lane l has pairs l and, if there are so many, l + 32 of its half, and
+// span l % kSpans of b.
 template <class Tile>
 class Scaler {
  public:
@@ -109,7 +111,7 @@ class Scaler {
   __device__ void start(const Work& work) {
     const int lane = cuda::lane_index(), first = which_ * 2 * kMine + lane / 8 * 16 + lane % 8;
     a_.start(p_.scale_a, work.row + first, work.k_begin, work.k_blocks);
-    // A tile can have columns past the last: nothing is multiplied there, so any code will do.
+    // A tile can have columns past the last: nothing is stored there, so any code will do.
     const int64_t b_row = b_code_row<Tile>(p_, work, lane % Tile::kSpans);
     b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1), work.k_begin, work.k_blocks);
     rows_ = work.rows - first;

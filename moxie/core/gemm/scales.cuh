@@ -36,7 +36,7 @@ __device__ __forceinline__ int b_code_row(const GemmParams& p, const Work& work,
 // a sum that is the exponent of a normal f32. Everything else, NaN among it, is wild.
 //
 // Of four codes at a time: a byte below the subtrahend or 128 above it ends with its top bit set.
-// What it borrows from the byte above can only set bits there.
+// What it borrows may clear that bit in the byte above, but the word has one set then.
 inline constexpr uint32_t k63 = 0x3f3f3f3f, k64 = 0x40404040, kTop = 0x80808080;
 __device__ __forceinline__ uint32_t top_if_wild(uint32_t codes) {
   return (codes - k64) | (codes - k63);

@@ -19,8 +19,8 @@ class GroupWalk {
   __device__ GroupWalk(const GemmParams& p, int unit) : p_(p), unit_(unit) {}
 
   int group = -1;
-  int begin = 0, end = 0;           // rows
-  int units_before = 0, units = 0;  // tiles of m, or blocks of k
+  int begin = 0, end = 0;  // rows
+  int units_before = 0, units = 0;
 
   // After the last group, the rows that no group covers.
   __device__ void next() {

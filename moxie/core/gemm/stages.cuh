@@ -45,7 +45,7 @@ class Stages {
     }
   }
 
-  // Rows of a tile that are this warpgroup's, or less than none.
+  // Rows of a tile from this warpgroup's first on; less than one if it has none.
   __device__ __forceinline__ int rows_of(const Work& work) const {
     return uniform(work.rows - warpgroup_ * kWgmmaM);
   }

@@ -50,12 +50,13 @@ using TallTile = GemmTile<kRagged, 3>;
 template <Ragged kRagged>
 using FlatTile = GemmTile<kRagged, 2>;
 
-// One tile of the result. Both CTAs of a pair have the same but for col.
+// One tile of the result. Both CTAs of a pair have the same but for col, and rows past the last
+// column.
 struct alignas(16) Work {
   int group;
   int row, rows;  // first row in a, and how many there are; 0: nothing to compute or store
   int col;
-  int k_begin, k_blocks;  // in blocks of 128; 0: the result is 0
+  int k_begin, k_blocks;  // in blocks of 128; 0: the product is 0
   int valid;              // 0: no tile is left
 };
 
@@ -127,7 +128,8 @@ struct ScaleMatrix {
   int64_t rows, stride;  // stride: codes per row
 
   // The aligned words that lie wholly inside are [first_word, first_word + num_words), counted from
-  // the one that data points into. There is a code for 128 bytes of the operand: 32 bits suffice.
+  // the one that data points into. There is a code for 16 bytes of the operand at least: 32 bits
+  // suffice.
   const uint32_t* words;
   uint32_t first_word, num_words;
 };

@@ -35,10 +35,14 @@ std::string why_not_aligned(const char* name, const void* data) {
               " bytes, got ", data);
 }
 
-// Coordinates of the copy engine are 32-bit.
+// Coordinates of the copy engine are 32-bit, in bytes along k and along columns of the result.
 std::string why_not_count(const char* name, int64_t count) {
   if (count < (int64_t{1} << 31) - 1024) return "";
   return text("the Hopper kernel needs fewer than 2^31 - 1024 ", name, ", got ", count);
+}
+std::string why_not_columns(int64_t n) {
+  if (n < (int64_t{1} << 30) - 1024) return "";
+  return text("the Hopper kernel needs fewer than 2^30 - 1024 columns of the result, got ", n);
 }
 
 std::string first_of(std::initializer_list<std::string> reasons) {
@@ -55,6 +59,8 @@ std::string why_not_sm90(const GroupedMmArgs& args) {
       why_not_blocks("b", args.b, 128),
       why_not_size("n", args.b.qdata.dim(-2)),
       why_not_size("k", args.b.qdata.dim(-1)),
+      why_not_columns(args.b.qdata.dim(-2)),
+      why_not_count("of k", args.b.qdata.dim(-1)),
       why_not_count("rows", args.a.qdata.dim(0)),
       why_not_count("rows of b", args.b.qdata.shape[0] * args.b.qdata.dim(-2)),
       why_not_aligned("a", args.a.qdata.data),
@@ -69,6 +75,7 @@ std::string why_not_sm90(const GroupedWgradArgs& args) {
       why_not_blocks("b", args.b, 32),
       why_not_size("n", args.a.qdata.dim(0)),
       why_not_size("k", args.b.qdata.dim(0)),
+      why_not_columns(args.b.qdata.dim(0)),
       why_not_count("padded rows", args.a.qdata.dim(1)),
       why_not_count("rows of all results", args.out.shape[0] * args.out.shape[1]),
       why_not_aligned("a", args.a.qdata.data),

@@ -1,5 +1,5 @@
 // mbarrier: a counter in shared memory on which threads and the copy engine meet. One instruction
-// per function, named after its mnemonic.
+// per function, named after its mnemonic; waits repeat theirs until it says yes.
 #pragma once
 
 #include <cstdint>
