@@ -27,39 +27,39 @@ def about(report: dict) -> str:
     return f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}, {report['date'][:10]}"
 
 
+def median_of(report: dict) -> str:
+    return f"Median of {report['repetitions']}, {source(report)}"
+
+
+def table_of(caption: str, head: list[str], rows: list[list[str]], words: int = 1) -> str:
+    """So many columns of words, then numbers."""
+    rule = "|" + "---|" * words + "--:|" * (len(head) - words)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([caption, "", lines[0], rule, *lines[1:]])
+
+
 def ops_table(report: dict) -> str:
-    lines = [
-        f"{about(report)}: a copy of 1 GiB "
-        f"moves {report['copy']['gb_per_s']:.1f} GB/s. Median of {report['repetitions']}, {source(report)}",
-        "",
-        "| op | shape | ms | GB/s | of a copy | against torchao |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
+    rows = []
     for row in report["rows"]:
         if "swizzled" in row["variant"] or "f32" in row["variant"]:
             continue
         peer = f"{row['times_torchao']:.0f}x faster" if "times_torchao" in row else ""
         shape = " x ".join(map(str, row["shape"])) + (f", {row['num_groups']} groups" if row["num_groups"] else "")
-        lines.append(f"| `{row['op']}` {row['variant']} | {shape} | {row['seconds']['median'] * 1e3:.1f} | "
-                     f"{row['gb_per_s']:.1f} | {row['of_copy']:.0%} | {peer} |")
-    return "\n".join(lines)
+        rows.append([f"`{row['op']}` {row['variant']}", shape, f"{row['seconds']['median'] * 1e3:.1f}", f"{row['gb_per_s']:.1f}",
+                     f"{row['of_copy']:.0%}", peer])
+    copy = f"{about(report)}: a copy of 1 GiB moves {report['copy']['gb_per_s']:.1f} GB/s. {median_of(report)}"
+    return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
 
 def grouped_mm_table(report: dict) -> str:
-    on_gpu = report["machine"]["name"].startswith("NVIDIA")
-    onednn = "" if on_gpu else f", oneDNN up to {report['machine']['onednn_max_isa']}"
-    lines = [
-        f"{about(report)}{onednn}. Median of {report['repetitions']}, {source(report)}",
-        "",
-        "| | M x N x K, groups | forward ms | backward ms | both ms | of bf16 |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
+    rows = []
     for row in report["rows"]:
         *sizes, groups = row["shape"]
         name = row["name"] if " " in row["name"] else f"`{row['name']}`"
-        ms = " | ".join(f"{row[part]['median'] * 1e3:.1f}" for part in ("forward_seconds", "backward_seconds", "seconds"))
-        lines.append(f"| {name} | {' x '.join(map(str, sizes))}, {groups} {row['groups']} | {ms} | {row['times_bf16']:.2f}x |")
-    return "\n".join(lines)
+        ms = [f"{row[part]['median'] * 1e3:.1f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
+        rows.append([name, f"{' x '.join(map(str, sizes))}, {groups} {row['groups']}", *ms, f"{row['times_bf16']:.2f}x"])
+    return table_of(f"{about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}. {median_of(report)}",
+                    ["", "M x N x K, groups", "forward ms", "backward ms", "both ms", "of bf16"], rows, words=2)
 
 
 def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
@@ -82,18 +82,14 @@ BF16, OURS = "torch bf16", "mxfp8_rceil_128"
 
 def headline_table(report: dict) -> str:
     """How many times as fast as bf16 each way."""
-    lines = [
-        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
-        "",
-        f"| M x N x K | bf16, ms | `{OURS}`, ms | times as fast | sustained | weights quantized before |",
-        "|---|--:|--:|--:|--:|--:|",
-    ]
-    for shape, rows in by_shape(report["rows"]).items():
-        ours, cached = rows[OURS], rows[f"{OURS}, w quantized before"]
-        milliseconds = [f"{rows[name]['seconds']['median'] * 1e3:.2f}" for name in (BF16, OURS)]
+    rows = []
+    for shape, lines in by_shape(report["rows"]).items():
+        ours, cached = lines[OURS], lines[f"{OURS}, w quantized before"]
+        milliseconds = [f"{lines[name]['seconds']['median'] * 1e3:.2f}" for name in (BF16, OURS)]
         times = [1 / ours["times_bf16"], 1 / ours["sustained_times_bf16"], 1 / cached["times_bf16"]]
-        lines.append(f"| {shape_text(shape)} | {' | '.join(milliseconds)} | {' | '.join(f'{value:.2f}x' for value in times)} |")
-    return "\n".join(lines)
+        rows.append([shape_text(shape), *milliseconds, *(f"{value:.2f}x" for value in times)])
+    return table_of(f"{about(report)}. {median_of(report)}",
+                    ["M x N x K", "bf16, ms", f"`{OURS}`, ms", "times as fast", "sustained", "weights quantized before"], rows)
 
 
 def headline(report: dict) -> str:
@@ -103,49 +99,31 @@ def headline(report: dict) -> str:
 
 
 def recipes_table(report: dict) -> str:
-    names = [row["name"] for row in report["rows"] if tuple(row["shape"]) == tuple(report["rows"][0]["shape"])]
-    recipes = [name for name in dict.fromkeys(names) if name != BF16]
-    lines = [
-        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
-        "",
-        f"| times as fast as bf16 | {' | '.join(f'`{name}`' for name in recipes)} |",
-        "|---|" + "--:|" * len(recipes),
-    ]
-    for shape, rows in by_shape(report["rows"]).items():
-        lines.append(f"| {shape_text(shape)} | {' | '.join(format(1 / rows[name]['times_bf16'], '.2f') + 'x' for name in recipes)} |")
-    return "\n".join(lines)
+    shapes = by_shape(report["rows"])
+    recipes = [name for name in next(iter(shapes.values())) if name != BF16]
+    rows = [[shape_text(shape), *(f"{1 / lines[name]['times_bf16']:.2f}x" for name in recipes)] for shape, lines in shapes.items()]
+    return table_of(f"{about(report)}. {median_of(report)}", ["times as fast as bf16", *(f"`{name}`" for name in recipes)], rows)
 
 
 def products_table(report: dict) -> str:
     """TFLOPS of each product, and of the dense one's in the same run."""
-    lines = [
-        f"{about(report)}. Median of {report['repetitions']}, {source(report)}",
-        "",
-        "| burst; sustained; of dense sustained | forward | dgrad | wgrad, bf16 dw | dense 8192^3 |",
-        "|---|--:|--:|--:|--:|",
-    ]
     shapes: dict[tuple[int, ...], list[str]] = {}
     for row in report["passes"]:
         if row["flops"]:
             of_dense = f"; {row['sustained_of_dense']:.3f}" if row["name"] else ""
             shapes.setdefault(tuple(row["shape"]), []).append(f"{row['burst']:.0f}; {row['sustained']:.0f}{of_dense}")
-    lines += [f"| {shape_text(shape)} | {' | '.join(cells)} |" for shape, cells in shapes.items()]
-    return "\n".join(lines)
+    return table_of(f"{about(report)}. {median_of(report)}",
+                    ["burst; sustained; of dense sustained", "forward", "dgrad", "wgrad, bf16 dw", "dense 8192^3"],
+                    [[shape_text(shape), *cells] for shape, cells in shapes.items()])
 
 
 def sqnr_table(report: dict) -> str:
     *sizes, groups = report["shape"]
     kept = [f"x kept, {rows} rows in {count} groups" for rows, count in report["memory"]]
-    lines = [
-        f"M x N x K = {' x '.join(map(str, sizes))}, {groups} ragged groups, {report['machine']['name']}, {source(report)}",
-        "",
-        f"| recipe | y, dB | dx, dB | dw, dB | {' | '.join(kept)} |",
-        "|---|" + "--:|" * (3 + len(kept)),
-    ]
-    for row in report["rows"]:
-        cells = [f"{row[name]:.1f}" for name in ("y", "dx", "dw")] + [f"{share:.2f}" for share in row["kept_of_bf16"]]
-        lines.append(f"| `{row['recipe']}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    rows = [[f"`{row['recipe']}`", *(f"{row[name]:.1f}" for name in ("y", "dx", "dw")), *(f"{share:.2f}" for share in row["kept_of_bf16"])]
+            for row in report["rows"]]
+    return table_of(f"M x N x K = {' x '.join(map(str, sizes))}, {groups} ragged groups, {report['machine']['name']}, {source(report)}",
+                    ["recipe", "y, dB", "dx, dB", "dw, dB", *kept], rows)
 
 
 def convergence_table(report: dict) -> str:
