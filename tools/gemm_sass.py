@@ -4,12 +4,13 @@
     tools/gemm_sass.py build/cuda/moxie/core/libmoxie_core.a
 
 A step is what lies behind a product (of four QGMMA), up to the end of the next. Its FMA should have sums in registers of another parity than
-the product's: those of the same parity wait for one register bank, 3 to 5 % of the kernel's speed. The compiler's choice changes
+the product's: those of the same parity wait for one register bank, 2 to 3 % of the kernel's speed. The compiler's choice changes
 with anything in the kernel, the scheduling warp's code too, so look here before and after a change. docs/kernels/grouped_gemm.md.
 """
 
 import pathlib
 import re
+import shutil
 import subprocess
 import sys
 
@@ -48,6 +49,9 @@ def main() -> int:
     if len(sys.argv) != 2 or not pathlib.Path(sys.argv[1]).is_file():
         print(__doc__, file=sys.stderr)
         return 2
+    if not shutil.which("cuobjdump"):
+        print("gemm_sass: needs cuobjdump, which comes with nvcc, in PATH", file=sys.stderr)
+        return 1
     found = kernels(pathlib.Path(sys.argv[1]))
     if not found:
         print(f"gemm_sass: no Hopper GEMM in {sys.argv[1]}; it is in builds with CUDA", file=sys.stderr)

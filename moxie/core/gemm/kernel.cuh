@@ -1,4 +1,4 @@
-// The kernel of both passes, and its launch.
+// The kernel of all passes, and its launch.
 #pragma once
 
 #include <type_traits>
