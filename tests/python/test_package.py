@@ -53,9 +53,9 @@ def import_with(code: str, **env: str) -> subprocess.CompletedProcess:
 
 
 def test_a_missing_library_says_where_it_was_looked_for_and_what_to_do():
-    done = import_with("", MOXIE_LIBRARY="/nowhere/libmoxie_torch.so")
+    done = import_with("", MOXIE_LIBRARY="nowhere/libmoxie_torch.so")
     assert done.returncode != 0
-    for part in ("ImportError", "/nowhere/libmoxie_torch.so", "pip install .", "MOXIE_LIBRARY"):
+    for part in ("ImportError", "nowhere/libmoxie_torch.so", "pip install .", "MOXIE_LIBRARY"):
         assert part in done.stderr
 
 

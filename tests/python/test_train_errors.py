@@ -24,13 +24,13 @@ from program import finished  # noqa: F401 (a fixture)
     (dict(recipe="experts="), "--recipe must be NAME or PART=NAME"),
     (dict(preset="tny"), "did you mean 'tiny'?"),
     (dict(score="relu"), "--score must be one of softmax, sigmoid, got 'relu'"),
-    (dict(data=["/no/such/folder"]), "--data: there is no '/no/such/folder'"),
+    (dict(data=["no/such/folder"]), "--data: there is no 'no/such/folder'"),
     (dict(data=["/dev/null"]), "/dev/null"),
     (dict(final_eval_windows=0), "--final-eval-windows must be 1 to 1e+09, got 0"),
-    (dict(save_weights="/no/such/folder/w"), "cannot write '/no/such/folder/w': No such file or directory"),
+    (dict(save_weights="no/such/folder/w"), "cannot write 'no/such/folder/w': No such file or directory"),
     (dict(save_weights="/tmp"), "cannot write '/tmp': Is a directory"),
-    (dict(config="/no/such/file"), "cannot open '/no/such/file': No such file or directory"),
-    (dict(init="/no/such/file"), "cannot open '/no/such/file'"),
+    (dict(config="no/such/file"), "cannot open 'no/such/file': No such file or directory"),
+    (dict(init="no/such/file"), "cannot open 'no/such/file'"),
 ])
 def test_bad_input_says_what_is_wrong_and_leaves_no_run_behind(tmp_path, flags, message):
     done = run("train", **micro(tmp_path / "run", **flags))
