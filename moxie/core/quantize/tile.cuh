@@ -103,6 +103,15 @@ __device__ void quantize_columns(Storage& s, const Patch<Element>& patch,
   turn_patch(s.tile, rows - patch_row(), patch, scales);
 }
 
+template <bool kRowwise, bool kColwise, class Source, class Storage>
+__device__ void find_places(const QuantizeParams<Source>& p, Storage& s, const RowTile& at) {
+  if (kRowwise && threadIdx.x == 0)
+    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.rowwise.block, p.rowwise.layout);
+  if (kColwise && threadIdx.x == kWarp)
+    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
+  __syncthreads();
+}
+
 template <class Source, bool kRowwise, bool kColwise, class Storage>
 __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const RowTile& at,
                              int64_t col) {
@@ -116,6 +125,20 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   const auto span_at = [&](int64_t c) {
     return TileSpan{.row = at.row, .col = c, .rows = rows, .cols = clip(cols - c, kTileCols)};
   };
+  Patch<Element> patches[kParts];
+  [[maybe_unused]] typename Source::Held held;
+  constexpr bool kStaged = Source::kStaged && kColwise;
+  const auto load = [&](int64_t c) {
+    if constexpr (kStaged)
+      source.stage(span_at(c), s.stage);
+    else
+      source.load(span_at(c), patches);
+  };
+  // The first tile travels while its place is looked for. With two parts that takes a register more
+  // than there are.
+  constexpr bool kLoadFirst = kParts == 1;
+  if (kLoadFirst) load(col);
+  find_places<kRowwise, kColwise>(p, s, at);
   TileOperand row_out{}, col_out{};
   if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
   if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
@@ -129,22 +152,13 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line);
   ColumnScales col_scales(p.colwise, s.colwise, col, at.row);
 
-  Patch<Element> patches[kParts];
-  [[maybe_unused]] typename Source::Held held;
-  constexpr bool kStaged = Source::kStaged && kColwise;
-  const auto load = [&](int64_t c) {
-    if constexpr (kStaged)
-      source.stage(span_at(c), s.stage);
-    else
-      source.load(span_at(c), patches);
-  };
   const auto store_row_scales = [&](int64_t moved) {
     if (has_line)
       row_scales.store(p.rowwise, row_out, line,
                        *reinterpret_cast<const uint32_t*>(s.row_code[line]));
     row_scales.move(p.rowwise, s.rowwise, static_cast<int>(moved / kTileCols));
   };
-  load(col);
+  if (!kLoadFirst) load(col);
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
     if constexpr (kStaged) source.unstage(s.stage, held, patches);
@@ -215,16 +229,12 @@ __global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
   const auto [tile, run] = raster_at(p.raster);
   if (tile >= p.raster.row_tiles) return;
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
-  if (kRowwise && threadIdx.x == 0)
-    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.rowwise.block, p.rowwise.layout);
-  if (kColwise && threadIdx.x == kWarp)
-    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
-  __syncthreads();
   const int64_t col = static_cast<int64_t>(run) * kTileCols;
   if (!at.tail) {
     quantize_run<Source, kRowwise, kColwise>(p, s, at, col);
     return;
   }
+  find_places<kRowwise, kColwise>(p, s, at);
   const int64_t first = at.row / kTileRows, tail_tiles = p.raster.row_tiles - (tile - first);
   const int64_t index = first * p.raster.runs + run, count = tail_tiles * p.raster.runs;
   if constexpr (kRowwise) {
