@@ -105,6 +105,20 @@ void check_shape(const Input& input, const SymShape& expected) {
                     input.tensor.sym_sizes());
 }
 
+ScaleLayout check_scale_shape(const Input& scale, const SymShape& plain, const SymShape& swizzled) {
+  bool is_plain = scale.tensor.dim() == plain.dims;
+  for (int i = 0; is_plain && i < plain.dims; ++i)
+    is_plain = scale.tensor.sym_size(i).sym_eq(plain[i]).guard_or_false(__FILE__, __LINE__);
+  if (is_plain) return ScaleLayout::kPlain;
+  bool is_swizzled = scale.tensor.dim() == swizzled.dims;
+  for (int i = 0; is_swizzled && i < swizzled.dims; ++i)
+    is_swizzled = same(scale.tensor.sym_size(i), swizzled[i]);
+  TORCH_CHECK_VALUE(is_swizzled, scale.op, ": ", scale.name, " must be ", text(plain),
+                    " if it is plain and ", text(swizzled), " if it is swizzled, got ",
+                    scale.tensor.sym_sizes());
+  return ScaleLayout::kSwizzled;
+}
+
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {
   if (!offs) return;
   check_int32({op, "offs", *offs});

@@ -40,6 +40,8 @@ void check_int32(const Input& input);  // [G]: offs, starts
 void check_matrix_or_stack(const Input& input);
 void check_device(const Input& input, const Tensor& like);
 void check_shape(const Input& input, const SymShape& expected);
+// Of scales that may come in either layout; which of them they are in.
+ScaleLayout check_scale_shape(const Input& scale, const SymShape& plain, const SymShape& swizzled);
 
 // offs, with x on the same device. Their contents are the core's to check.
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);

@@ -24,6 +24,12 @@ struct Panels {
   constexpr int64_t total_rows() const { return weights ? count * rows : rows; }
 };
 
+// Of another tensor whose rows fall into the same groups.
+constexpr Panels with_cols(Panels panels, int64_t cols) {
+  panels.cols = cols;
+  return panels;
+}
+
 struct Panel {
   int64_t index;   // g
   int64_t begin;   // first row in x, seen as [total rows, cols]
@@ -119,6 +125,15 @@ constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block
   for (int64_t outer = i * outer_block; outer < outer_end; ++outer)
     for (int64_t k = j * (k_block / kMxBlock); k < k_end; ++k)
       scale[place.scale + swizzled_index(outer, k, place.scale_stride)] = value;
+}
+
+// Its inverse, of one element of a panel: the scale of the block that (outer, k) is in.
+constexpr e8m0 scale_of(const e8m0* scale, const Place& place, Form form, Block block,
+                        ScaleLayout layout, int64_t outer, int64_t k) {
+  const int64_t i = outer / outer_of(block, form), j = k / k_of(block, form);
+  return scale[place.scale + (layout == ScaleLayout::kPlain
+                                  ? i * place.scale_stride + j
+                                  : swizzled_index(outer, k / kMxBlock, place.scale_stride))];
 }
 
 }  // namespace moxie
