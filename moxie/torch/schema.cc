@@ -37,7 +37,9 @@ TORCH_LIBRARY(moxie, m) {
       "str colwise_block='32x1', str rule='rceil', str scale_layout='plain', Tensor(a!) qdata, "
       "Tensor(b!) scale, Tensor(c!) qdata_t, Tensor(d!) scale_t) -> ()");
 
-  // The inverses; scales are plain. x comes back [R, C] or [G, N, K], bf16 (dtype=None) or f32.
+  // The inverses. Scales are plain or swizzled, which their shape says; where both have the same
+  // (no offs, blocks of 32, sides that need no padding) they are plain. x comes back [R, C] or [G,
+  // N, K], bf16 (dtype=None) or f32.
   def("dequantize_rowwise(Tensor qdata, Tensor scale, *, Tensor? offs=None, str block='1x32', "
       "ScalarType? dtype=None) -> Tensor x");
   def("dequantize_rowwise.out(Tensor qdata, Tensor scale, *, Tensor? offs=None, "
@@ -48,7 +50,7 @@ TORCH_LIBRARY(moxie, m) {
   def("dequantize_colwise.out(Tensor qdata_t, Tensor scale_t, SymInt num_rows, *, "
       "Tensor? offs=None, str block='32x1', Tensor(a!) x) -> ()");
 
-  // The rowwise form (plain scales) -> the colwise form, straight from FP8.
+  // The rowwise form, scales as above -> the colwise form, straight from FP8.
   def("requantize(Tensor qdata, Tensor scale, *, Tensor? offs=None, str block='1x32', "
       "str colwise_block='32x1', str rule='rceil', str scale_layout='plain') -> "
       "(Tensor qdata_t, Tensor scale_t)");

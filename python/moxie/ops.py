@@ -142,7 +142,10 @@ def dequantize_rowwise(
     dtype: Optional[torch.dtype] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """The inverse of quantize_rowwise with plain scales, in bf16 (if no dtype is given) or f32.
+    """The inverse of quantize_rowwise, in bf16 (if no dtype is given) or f32.
+
+    The shape of `scale` says whether it is plain or swizzled. Both have the same without offs where 1x32 blocks need no padding
+    (rows and columns are multiples of 128): then it is plain, and swizzled scales take `unswizzle_scale` first.
 
     >>> x = torch.tensor([[1.0, -2.0, 3.5, 0.0]])
     >>> moxie.dequantize_rowwise(*moxie.quantize_rowwise(x), dtype=torch.float32)
@@ -165,9 +168,9 @@ def dequantize_colwise(
     dtype: Optional[torch.dtype] = None,
     out: Optional[Tensor] = None,
 ) -> Tensor:
-    """The inverse of quantize_colwise with plain scales: x, no longer transposed.
+    """The inverse of quantize_colwise: x, no longer transposed.
 
-    num_rows is R, or N of weights; the padding of qdata_t hides it.
+    num_rows is R, or N of weights; the padding of qdata_t hides it. scale_t is plain or swizzled, as in `dequantize_rowwise`.
 
     >>> x = torch.tensor([[1.0, -2.0], [3.5, 0.0], [7.0, 2.0]])
     >>> moxie.dequantize_colwise(*moxie.quantize_colwise(x), 3, dtype=torch.float32)
@@ -193,9 +196,10 @@ def requantize(
     scale_layout: ScaleLayout = "plain",
     out: Optional[tuple[Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor]:
-    """The rowwise form (with plain scales) to the colwise form, straight from FP8.
+    """The rowwise form to the colwise form, straight from FP8.
 
-    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory.
+    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory. `scale` is plain or swizzled, as in
+    `dequantize_rowwise`; scale_layout is the result's.
 
     >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
     >>> qdata_t, scale_t = moxie.requantize(qdata, scale)

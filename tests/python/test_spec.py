@@ -127,3 +127,40 @@ def test_requantize_is_dequantize_to_f32_then_quantize(device):
                 actual = moxie.requantize(qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule)
                 expected = moxie.quantize_colwise(hp, offs=offs, block=colwise_block, rule=rule)
                 assert_same_bytes(actual, expected, f"{block} {colwise_block} {rule}")
+
+
+@pytest.mark.parametrize("sizes", ([0, 100, 33, 1, 128, 38], [3] * 100, [], None), ids=("ragged", "many", "one", "weights"))
+def test_swizzled_scales_are_read_as_plain_ones_are(sizes, device):
+    x = random_values(*(300, 200) if sizes is not None else (3, 100, 200), device=device)
+    x.view(-1)[5], x.view(-1)[7000] = math.nan, math.inf
+    offs = sizes_to_offs(sizes, device) if sizes else None
+    for block in ("1x32", "1x128") if sizes else ("1x32", "1x128", "32x32", "128x128"):
+        plain, swizzled = (moxie.quantize_rowwise(x, offs=offs, block=block, scale_layout=layout)
+                           for layout in ("plain", "swizzled"))
+        assert plain[1].shape != swizzled[1].shape
+        for dtype in (F32, BF16):
+            assert_same_bytes([moxie.dequantize_rowwise(*swizzled, offs=offs, block=block, dtype=dtype)],
+                              [moxie.dequantize_rowwise(*plain, offs=offs, block=block, dtype=dtype)], block)
+        for colwise_block in COLWISE_BLOCKS:
+            for layout in ("plain", "swizzled"):
+                kwargs = {"offs": offs, "block": block, "colwise_block": colwise_block, "scale_layout": layout}
+                assert_same_bytes(moxie.requantize(*swizzled, **kwargs), moxie.requantize(*plain, **kwargs),
+                                  f"{block} {colwise_block} {layout}")
+    for block in COLWISE_BLOCKS:
+        plain, swizzled = (moxie.quantize_colwise(x, offs=offs, block=block, scale_layout=layout)
+                           for layout in ("plain", "swizzled"))
+        assert plain[1].shape != swizzled[1].shape
+        for dtype in (F32, BF16):
+            assert_same_bytes([moxie.dequantize_colwise(*swizzled, x.shape[-2], offs=offs, block=block, dtype=dtype)],
+                              [moxie.dequantize_colwise(*plain, x.shape[-2], offs=offs, block=block, dtype=dtype)], block)
+
+
+def test_scales_whose_shape_is_that_of_both_layouts_are_plain(device):
+    x = random_values(128, 128, device=device)
+    qdata, scale = moxie.quantize_rowwise(x)
+    swizzled = moxie.swizzle_scale(scale)
+    assert scale.shape == swizzled.shape
+    back = moxie.dequantize_rowwise(qdata, scale, dtype=F32)
+    assert (back - x.float()).abs().max() <= x.float().abs().max() / 16
+    again = moxie.unswizzle_scale(swizzled, 128, 4)
+    assert_same_bytes([moxie.dequantize_rowwise(qdata, again, dtype=F32)], [back], "unswizzled")

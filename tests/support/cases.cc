@@ -119,17 +119,19 @@ Case dequantize_case(Random& random) {
   auto p = random_problem(random);
   const Form form = random.chance(50) ? Form::kRowwise : Form::kColwise;
   const Block block = random_block(random, form, p);
-  const auto shape = operand_shape<int64_t>(p.x, p.groups(), form, block, ScaleLayout::kPlain);
+  const auto layout = random_layout(random);
+  const auto shape = operand_shape<int64_t>(p.x, p.groups(), form, block, layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   const auto scale = random_bytes<e8m0>(random, numel(shape.scale));
   const auto format = random.chance(50) ? Format::kBf16 : Format::kF32;
-  p.text << ' ' << name(form) << ' ' << name(block) << ' ' << name(format);
+  p.text << ' ' << name(form) << ' ' << name(block) << ' ' << name(layout) << ' ' << name(format);
   auto run = [=, x = p.x, offs = p.offs, misalign = p.misalign](const Exec& exec) {
     Arena arena(exec.backend, misalign);
     Problem problem;
     problem.offs = offs;
     DequantizeArgs args{.form = form,
                         .block = block,
+                        .layout = layout,
                         .qdata = arena.input(qdata, shape.qdata),
                         .scale = arena.input(scale, shape.scale),
                         .offs = problem.offs_in(arena),
@@ -145,21 +147,22 @@ Case requantize_case(Random& random) {
   auto p = random_problem(random);
   const Block block = random_block(random, Form::kRowwise, p);
   const Block col = random_block(random, Form::kColwise, p);
-  const auto shape =
-      operand_shape<int64_t>(p.x, p.groups(), Form::kRowwise, block, ScaleLayout::kPlain);
+  const auto from_layout = random_layout(random);
+  const auto shape = operand_shape<int64_t>(p.x, p.groups(), Form::kRowwise, block, from_layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   auto scale = random_bytes<e8m0>(random, numel(shape.scale));
   if (random.chance(70))  // scales as quantize makes them, so that few blocks are NaN
     for (auto& value : scale) value.code = static_cast<uint8_t>(110 + value.code % 20);
   const auto rule = kRules[random.below(4)];
   const auto layout = random_layout(random);
-  p.text << " from " << name(block) << " to " << name(col) << ' ' << name(rule) << ' '
-         << name(layout);
+  p.text << " from " << name(block) << ' ' << name(from_layout) << " to " << name(col) << ' '
+         << name(layout) << ' ' << name(rule);
   auto run = [=, x = p.x, offs = p.offs, misalign = p.misalign](const Exec& exec) {
     Arena arena(exec.backend, misalign);
     Problem problem;
     problem.x = x, problem.offs = offs;
     requantize({.block = block,
+                .layout = from_layout,
                 .qdata = arena.input(qdata, shape.qdata),
                 .scale = arena.input(scale, shape.scale),
                 .offs = problem.offs_in(arena),

@@ -1,5 +1,6 @@
 #include "moxie/core/dequantize/dequantize.h"
 
+#include "moxie/core/base/check.h"
 #include "moxie/core/dequantize/backends.h"
 
 namespace moxie {
@@ -8,7 +9,7 @@ void dequantize(const DequantizeArgs& args, const Exec& exec) {
   const Panels panels = make_panels("dequantize", args.x.shape, args.offs, exec.backend);
   check_operand_block("dequantize", args.form, args.block, panels);
   const auto expected = operand_shape<int64_t>(args.x.shape, num_groups(args.offs), args.form,
-                                               args.block, ScaleLayout::kPlain);
+                                               args.block, args.layout);
   const bool rowwise = args.form == Form::kRowwise;
   check_shape("dequantize", rowwise ? "qdata" : "qdata_t", args.qdata.shape, expected.qdata);
   check_shape("dequantize", rowwise ? "scale" : "scale_t", args.scale.shape, expected.scale);
@@ -16,6 +17,7 @@ void dequantize(const DequantizeArgs& args, const Exec& exec) {
     case Backend::kRef: return ref::dequantize(args, panels);
     case Backend::kCpu: return cpu::dequantize(args, panels, exec);
     case Backend::kCuda:
+      MOXIE_CHECK(args.layout == ScaleLayout::kPlain, "dequantize: scale must be plain on a GPU");
       if constexpr (kHasCuda) return cuda::dequantize(args, panels, exec.stream);
   }
   fail_without_cuda("dequantize");

@@ -9,9 +9,10 @@ namespace moxie {
 
 struct DequantizeArgs {
   Form form = Form::kRowwise;
-  Block block = {};                  // rows x cols of x
+  Block block = {};  // rows x cols of x
+  ScaleLayout layout = ScaleLayout::kPlain;
   View<const e4m3> qdata;            // [R, C] or [G, N, K]; colwise [C, padded R] or [G, K, N]
-  View<const e8m0> scale;            // plain
+  View<const e8m0> scale;            // operand_shape() has its shape
   OptionalOffs offs = std::nullopt;  // [G], tokens only
   FloatView x = {};                  // result, [R, C] or [G, N, K]; rows that no group covers are 0
 };

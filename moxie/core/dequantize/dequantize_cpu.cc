@@ -3,6 +3,7 @@
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/simd/clear.h"
 #include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/simd/unswizzle.h"
 #include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {
@@ -19,6 +20,7 @@ struct DequantizeTo {
 struct DequantizeScratch {
   Scratch tile;
   alignas(64) uint8_t row[(kTileCols + 64) * sizeof(float)];
+  TileCodes codes;
 };
 
 }  // namespace
@@ -46,7 +48,7 @@ void dequantize_as(const DequantizeArgs& args, const Panels& panels, const Exec&
       panels.total_rows() * panels.cols * static_cast<int64_t>(sizeof(T)) >= kStreamBytes;
 
   const auto source = [&](const PanelSpan& tile) -> Source {
-    const Place place = place_of(panels, *tile.panel, args.form, args.block, ScaleLayout::kPlain);
+    const Place place = place_of(panels, *tile.panel, args.form, args.block, args.layout);
     return {args.form, args.block, reinterpret_cast<const uint8_t*>(args.qdata.data) + place.qdata,
             args.scale.data + place.scale, place};
   };
@@ -60,7 +62,10 @@ void dequantize_as(const DequantizeArgs& args, const Panels& panels, const Exec&
     return [&, scratch = std::make_unique_for_overwrite<DequantizeScratch>()](
                const PanelSpan& tile, const PanelSpan* next) {
       T* const to = x + (tile.panel->begin + tile.span.row) * panels.cols + tile.span.col;
-      kernel(tile.span, source(tile), {to, panels.cols, stream, next ? first_byte(*next) : nullptr},
+      SourceTile from{tile.span, source(tile)};
+      if (args.layout == ScaleLayout::kSwizzled)
+        from = unswizzled(from.span, from.in, scratch->codes);
+      kernel(from.span, from.in, {to, panels.cols, stream, next ? first_byte(*next) : nullptr},
              *scratch);
     };
   });

@@ -15,14 +15,13 @@ void dequantize(const DequantizeArgs& args, const Panels& panels) {
   Panel panel = first_panel();
   for (int64_t g = 0; g < panels.count; ++g) {
     panel = next_panel(panels, panel, rowwise ? 1 : block.rows);
-    const Place place = place_of(panels, panel, args.form, block, ScaleLayout::kPlain);
+    const Place place = place_of(panels, panel, args.form, block, args.layout);
     for (int64_t r = 0; r < panel.rows; ++r) {
       for (int64_t c = 0; c < panels.cols; ++c) {
         const int64_t outer = rowwise ? r : c, k = rowwise ? c : r;
-        const int64_t i = rowwise ? r / block.rows : c / block.cols;
-        const int64_t j = rowwise ? c / block.cols : r / block.rows;
         const e4m3 element = args.qdata.data[place.qdata + outer * place.qdata_stride + k];
-        const e8m0 scale = args.scale.data[place.scale + i * place.scale_stride + j];
+        const e8m0 scale =
+            scale_of(args.scale.data, place, args.form, block, args.layout, outer, k);
         const float value = to_float(element) * to_float(scale);
         const int64_t at = (panel.begin + r) * panels.cols + c;
         if (args.x.format == Format::kF32)

@@ -1,5 +1,6 @@
 #include "moxie/core/requantize/requantize.h"
 
+#include "moxie/core/base/check.h"
 #include "moxie/core/requantize/backends.h"
 
 namespace moxie {
@@ -8,14 +9,15 @@ void requantize(const RequantizeArgs& args, const Exec& exec) {
   const Shape& x = args.qdata.shape;
   const Panels panels = make_panels("requantize", x, args.offs, exec.backend);
   check_operand_block("requantize", Form::kRowwise, args.block, panels);
-  const auto expected = operand_shape<int64_t>(x, num_groups(args.offs), Form::kRowwise, args.block,
-                                               ScaleLayout::kPlain);
+  const auto expected =
+      operand_shape<int64_t>(x, num_groups(args.offs), Form::kRowwise, args.block, args.layout);
   check_shape("requantize", "scale", args.scale.shape, expected.scale);
   check_operand("requantize", Form::kColwise, args.colwise, x, panels);
   switch (exec.backend) {
     case Backend::kRef: return ref::requantize(args, panels);
     case Backend::kCpu: return cpu::requantize(args, panels, exec);
     case Backend::kCuda:
+      MOXIE_CHECK(args.layout == ScaleLayout::kPlain, "requantize: scale must be plain on a GPU");
       if constexpr (kHasCuda) return cuda::requantize(args, panels, exec.stream);
   }
   fail_without_cuda("requantize");

@@ -3,6 +3,7 @@
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/simd/clear.h"
 #include "moxie/core/simd/pick_isa.h"
+#include "moxie/core/simd/unswizzle.h"
 #include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {
@@ -15,6 +16,7 @@ struct RequantizeScratch {
   Scratch tile;
   alignas(64) bf16 bf16s[kTileRows * kValueStride];
   std::unique_ptr<float[]> floats;  // for tiles with values that bf16 lacks
+  TileCodes codes;
 };
 
 }  // namespace
@@ -32,8 +34,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
   clear_rest(exec, out, Form::kColwise, panels, walk);
   const bool stream = panels.total_rows() * panels.cols >= kStreamBytes;
   const auto source = [&](const PanelSpan& tile) -> Source {
-    const Place place =
-        place_of(panels, *tile.panel, Form::kRowwise, args.block, ScaleLayout::kPlain);
+    const Place place = place_of(panels, *tile.panel, Form::kRowwise, args.block, args.layout);
     return {Form::kRowwise, args.block,
             reinterpret_cast<const uint8_t*>(args.qdata.data) + place.qdata,
             args.scale.data + place.scale, place};
@@ -50,7 +51,10 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
                       place_of(panels, *tile.panel, Form::kColwise, out.block, out.layout)};
       const uint8_t* ahead = nullptr;
       if (next) ahead = source(*next).qdata + next->span.row * panels.cols + next->span.col;
-      kernel(tile.span, source(tile), ahead, args.rule, to, *scratch);
+      SourceTile from{tile.span, source(tile)};
+      if (args.layout == ScaleLayout::kSwizzled)
+        from = unswizzled(from.span, from.in, scratch->codes);
+      kernel(from, tile.span, ahead, args.rule, to, *scratch);
     };
   });
 }

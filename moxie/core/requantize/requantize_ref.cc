@@ -12,6 +12,7 @@ void requantize(const RequantizeArgs& args, const Panels&) {
   std::vector<float> x(numel(args.qdata.shape));
   dequantize({.form = Form::kRowwise,
               .block = args.block,
+              .layout = args.layout,
               .qdata = args.qdata,
               .scale = args.scale,
               .offs = args.offs,

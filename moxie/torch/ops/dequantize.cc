@@ -19,7 +19,12 @@ struct Request {
   at::ScalarType dtype;
 };
 
-Results results_of(const Request& request) {
+struct Checked {
+  Results results;
+  ScaleLayout layout;
+};
+
+Checked check(const Request& request) {
   const auto& [op, form, qdata, scale, offs, block, num_rows, dtype] = request;
   const bool rowwise = form == Form::kRowwise;
   const char* qdata_name = rowwise ? "qdata" : "qdata_t";
@@ -37,19 +42,24 @@ Results results_of(const Request& request) {
                       ": num_rows must not be negative, got ", *num_rows);
     x = x.dims == 3 ? SymShape(x[0], *num_rows, x[1]) : SymShape(*num_rows, x[0]);
   }
-  const auto expected = operand_shape(x, num_groups(offs), form, block, ScaleLayout::kPlain);
-  check_shape({op, qdata_name, qdata}, expected.qdata);
-  check_shape({op, scale_name, scale}, expected.scale);
-  return {{"x", dtype, x}};
+  const auto shape_in = [&](ScaleLayout layout) {
+    return operand_shape(x, num_groups(offs), form, block, layout);
+  };
+  const auto plain = shape_in(ScaleLayout::kPlain);
+  check_shape({op, qdata_name, qdata}, plain.qdata);
+  const ScaleLayout layout = check_scale_shape({op, scale_name, scale}, plain.scale,
+                                               shape_in(ScaleLayout::kSwizzled).scale);
+  return {{{"x", dtype, x}}, layout};
 }
 
-void run(const Request& request, const std::vector<Tensor>& out) {
+void run(const Request& request, ScaleLayout layout, const std::vector<Tensor>& out) {
   if (request.qdata.is_meta()) return;
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
   dequantize({.form = request.form,
               .block = request.block,
+              .layout = layout,
               .qdata = const_view<e4m3>(qdata),
               .scale = const_view<e8m0>(scale),
               .offs = offs_view(offs),
@@ -58,15 +68,17 @@ void run(const Request& request, const std::vector<Tensor>& out) {
 }
 
 Tensor call(const Request& request) {
-  const auto out = allocate(results_of(request), request.qdata);
-  run(request, out);
+  const Checked checked = check(request);
+  const auto out = allocate(checked.results, request.qdata);
+  run(request, checked.layout, out);
   return out[0];
 }
 
 void call_out(const Request& request, const Tensor& x) {
   const std::vector<Tensor> out = {x};
-  check_out(request.op, results_of(request), out, {request.qdata, request.scale, request.offs});
-  run(request, out);
+  const Checked checked = check(request);
+  check_out(request.op, checked.results, out, {request.qdata, request.scale, request.offs});
+  run(request, checked.layout, out);
   mark_written(out);
 }
 

@@ -16,7 +16,7 @@ struct Request {
   const OptionalTensor& offs;
   Block block, colwise_block;
   ScaleRule rule;
-  ScaleLayout layout;
+  ScaleLayout layout;  // of the result
 };
 
 Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
@@ -31,7 +31,12 @@ Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& of
           parse_layout(layout, kOp)};
 }
 
-Results results_of(const Request& request) {
+struct Checked {
+  Results results;
+  ScaleLayout source_layout;
+};
+
+Checked check(const Request& request) {
   const auto& [qdata, scale, offs, block, colwise_block, rule, layout] = request;
   check_e4m3({kOp, "qdata", qdata});
   check_e8m0({kOp, "scale", scale});
@@ -41,20 +46,25 @@ Results results_of(const Request& request) {
   check_block(kOp, Form::kRowwise, block, offs);
   check_block(kOp, Form::kColwise, colwise_block, offs);
   const auto x = sym_shape(qdata);
-  check_shape({kOp, "scale", scale},
-              operand_shape(x, num_groups(offs), Form::kRowwise, block, ScaleLayout::kPlain).scale);
+  const auto scale_in = [&](ScaleLayout source_layout) {
+    return operand_shape(x, num_groups(offs), Form::kRowwise, block, source_layout).scale;
+  };
+  const ScaleLayout source_layout = check_scale_shape(
+      {kOp, "scale", scale}, scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled));
   const auto shape = operand_shape(x, num_groups(offs), Form::kColwise, colwise_block, layout);
-  return {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata},
-          {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};
+  return {
+      {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata}, {"scale_t", at::kFloat8_e8m0fnu, shape.scale}},
+      source_layout};
 }
 
-void run(const Request& request, const std::vector<Tensor>& out) {
+void run(const Request& request, ScaleLayout source_layout, const std::vector<Tensor>& out) {
   if (request.qdata.is_meta()) return;
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
   moxie::requantize(
       {.block = request.block,
+       .layout = source_layout,
        .qdata = const_view<e4m3>(qdata),
        .scale = const_view<e8m0>(scale),
        .offs = offs_view(offs),
@@ -69,8 +79,9 @@ std::tuple<Tensor, Tensor> requantize(const Tensor& qdata, const Tensor& scale,
                                       std::string_view layout) {
   return with_op(kOp, [&] {
     const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
-    const auto out = allocate(results_of(request), qdata);
-    run(request, out);
+    const Checked checked = check(request);
+    const auto out = allocate(checked.results, qdata);
+    run(request, checked.source_layout, out);
     return std::tuple(out[0], out[1]);
   });
 }
@@ -81,8 +92,9 @@ void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTens
   with_op(kOp, [&] {
     const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
     const std::vector<Tensor> out = {qdata_t, scale_t};
-    check_out(kOp, results_of(request), out, {qdata, scale, offs});
-    run(request, out);
+    const Checked checked = check(request);
+    check_out(kOp, checked.results, out, {qdata, scale, offs});
+    run(request, checked.source_layout, out);
     mark_written(out);
   });
 }
