@@ -1,6 +1,5 @@
 #include "moxie/core/dequantize/dequantize.h"
 
-#include "moxie/core/base/check.h"
 #include "moxie/core/dequantize/backends.h"
 
 namespace moxie {
@@ -17,7 +16,6 @@ void dequantize(const DequantizeArgs& args, const Exec& exec) {
     case Backend::kRef: return ref::dequantize(args, panels);
     case Backend::kCpu: return cpu::dequantize(args, panels, exec);
     case Backend::kCuda:
-      MOXIE_CHECK(args.layout == ScaleLayout::kPlain, "dequantize: scale must be plain on a GPU");
       if constexpr (kHasCuda) return cuda::dequantize(args, panels, exec.stream);
   }
   fail_without_cuda("dequantize");

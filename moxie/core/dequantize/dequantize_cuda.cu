@@ -11,6 +11,7 @@ struct DequantizeParams {
   Panels panels;
   RowwiseSource<kAligned> source;  // rowwise
   Block block;
+  ScaleLayout layout;
   const e4m3* qdata;
   const e8m0* scale;
   int row_shift, col_shift;  // log2 of a block's sides
@@ -49,6 +50,17 @@ struct Row {
   }
 };
 
+// store_row() of bf16 as one integer. Of four words the compiler makes four stores where their last
+// instruction moves into the branch around them.
+__device__ void store_whole(bf16* to, int count, const Row<bf16>& row) {
+  const auto pair = [&](int i) {
+    return static_cast<uint64_t>(row.word[i + 1]) << 32 | row.word[i];
+  };
+  if (count > 0)
+    *reinterpret_cast<unsigned __int128*>(to) =
+        static_cast<unsigned __int128>(pair(2)) << 64 | pair(0);
+}
+
 template <class T, bool kAligned>
 struct RowwiseRun {
   RowwiseSource<kAligned> source;
@@ -79,16 +91,16 @@ struct RowwiseRun {
 template <class T, bool kAligned>
 struct ColwiseRun {
   static constexpr int kCodes = kMaxRowBlocks * kTileCols / kThreads;
+  static_assert(kCodes == 2);
   const DequantizeParams<T, kAligned>& p;
   TurnedTiles& s;
-  e8m0 code[kCodes];
-  int loaded = 0;  // which tile was asked for last
+  uint16_t code[kCodes];  // swizzled and aligned: both in the first, so that no load is waited for
+  int loaded = 0;         // which tile was asked for last
 
   __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params,
                         DequantizeStorage<Form::kColwise>& storage, const RowTile& at)
       : p(params), s(storage.tiles) {
-    if (threadIdx.x == 0)
-      s.place = place_of(p.panels, at.panel, Form::kColwise, p.block, ScaleLayout::kPlain);
+    if (threadIdx.x == 0) s.place = place_of(p.panels, at.panel, Form::kColwise, p.block, p.layout);
     __syncthreads();
   }
 
@@ -105,24 +117,53 @@ struct ColwiseRun {
         tile.store(line, index, load_piece<kAligned>(at, left));
     });
     __pipeline_commit();
+    if (p.layout == ScaleLayout::kPlain)
+      load_plain(span);
+    else
+      load_swizzled(span);
+  }
+
+  __device__ void load_plain(const TileSpan& span) {
     const int col = threadIdx.x % kTileCols;
     const e8m0* codes =
         p.scale + s.place.scale + ((span.col + col) >> p.col_shift) * s.place.scale_stride;
 #pragma unroll
     for (int k = 0; k < kCodes; ++k) {
       const int row = (threadIdx.x / kTileCols + k * (kThreads / kTileCols)) * kMxBlock;
-      code[k] = {};
-      if (col < span.cols && row < span.rows) code[k] = codes[(span.row + row) >> p.row_shift];
+      code[k] = 0;
+      if (col < span.cols && row < span.rows) code[k] = codes[(span.row + row) >> p.row_shift].code;
+    }
+  }
+
+  // A tile has exactly one tile of swizzled scales, all of which is there.
+  __device__ void load_swizzled(const TileSpan& span) {
+    const int64_t tile = span.col / kTileCols * s.place.scale_stride + span.row / kTileRows;
+    const e8m0* codes = p.scale + s.place.scale + tile * kScaleTileBytes + threadIdx.x * kCodes;
+    if constexpr (kAligned)
+      code[0] = *reinterpret_cast<const uint16_t*>(codes);
+    else
+      code[0] = codes[0].code, code[1] = codes[1].code;
+  }
+
+  __device__ void store_codes(TurnedTiles& tiles, int index) const {
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (p.layout == ScaleLayout::kPlain) {
+#pragma unroll
+      for (int k = 0; k < kCodes; ++k)
+        tiles.code[index][thread / kTileCols + k * (kThreads / kTileCols)][thread % kTileCols] = {
+            static_cast<uint8_t>(code[k])};
+    } else {
+      const int word = thread / 2, col = word % 4 * (kTileCols / 4) + word / 4;
+      const int second = kAligned ? code[0] >> 8 : code[1];
+      tiles.code[index][thread % 2 * 2][col] = {static_cast<uint8_t>(code[0])};
+      tiles.code[index][thread % 2 * 2 + 1][col] = {static_cast<uint8_t>(second)};
     }
   }
 
   template <class Store, class Load>
   __device__ void finish(Store&& store, Load&& load_next) {
     const int mine = loaded;
-#pragma unroll
-    for (int k = 0; k < kCodes; ++k)
-      s.code[mine][threadIdx.x / kTileCols + k * (kThreads / kTileCols)][threadIdx.x % kTileCols] =
-          code[k];
+    store_codes(s, mine);
     __pipeline_wait_prior(0);
     // All of this tile is there, and no thread is left that decodes the one before it.
     __syncthreads();
@@ -170,8 +211,12 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
                 .cols = 0};
   const auto store = [&](int i, const Row<T>& row) {
     const int64_t at_row = at.panel.begin + span.row + patch_row() + i;
-    store_row<kAligned>(p.x + at_row * p.panels.cols + span.col + patch_col(),
-                        patch_row() + i < span.rows ? span.cols - patch_col() : 0, row.word);
+    T* const to = p.x + at_row * p.panels.cols + span.col + patch_col();
+    const int count = patch_row() + i < span.rows ? span.cols - patch_col() : 0;
+    if constexpr (kForm == Form::kRowwise && kAligned && std::is_same_v<T, bf16>)
+      store_whole(to, count, row);
+    else
+      store_row<kAligned>(to, count, row.word);
   };
   if (at.tail) {
 #pragma unroll 1
@@ -210,17 +255,20 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
       .work = raster.work(),
       .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
                                                : sizeof(DequantizeStorage<Form::kColwise>))};
+  const bool aligned_scale =
+      args.layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint16_t));
   with_format(args.x.format, [&]<class T>() {
     auto* x = static_cast<T*>(args.x.data);
     const bool aligned =
-        is_aligned(x, panels.cols, kPatch) &&
+        aligned_scale && is_aligned(x, panels.cols, kPatch) &&
         is_aligned(args.qdata.data, args.qdata.dim(-1), rowwise ? kRowwisePiece : kColwisePiece);
     with_alignment(aligned, [&]<bool kAligned>() {
       const DequantizeParams<T, kAligned> params{
           .panels = panels,
-          .source =
-              rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block, panels.cols),
+          .source = rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block,
+                                             args.layout, panels.cols),
           .block = args.block,
+          .layout = args.layout,
           .qdata = args.qdata.data,
           .scale = args.scale.data,
           .row_shift = std::countr_zero(static_cast<unsigned>(args.block.rows)),

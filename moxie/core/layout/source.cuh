@@ -136,7 +136,7 @@ struct FloatSource : OneTile {
   }
 };
 
-// The rowwise form, with plain scales.
+// The rowwise form.
 template <bool kIsAligned>
 struct RowwiseSource : OneTile {
   using Element = e4m3;
@@ -147,18 +147,28 @@ struct RowwiseSource : OneTile {
   const e4m3* qdata;
   const e8m0* scale;
   Block block;
-  int row_shift, col_shift;  // log2 of a block's sides
-  int64_t cols, scale_stride;
+  ScaleLayout layout;
+  int row_shift, col_shift;    // log2 of a block's sides
+  int64_t cols, scale_stride;  // the latter is Place's
+  // From the code of an even row to that of the next, and from tile to tile.
+  int64_t row_step;
+  int tile_step;
 
   __device__ RowwiseSource at_rows(const Panels& panels, const RowTile& at, Shared&) const {
-    const Place place = place_of(panels, at.panel, Form::kRowwise, block, ScaleLayout::kPlain);
+    const Place place = place_of(panels, at.panel, Form::kRowwise, block, layout);
     RowwiseSource source = *this;
-    source.qdata += place.qdata;
+    // Both of this thread, in the first tile of columns.
+    source.qdata += place.qdata + (at.row + patch_row()) * cols + patch_col();
+    const int64_t row = at.row + code_row();
     source.scale += place.scale;
+    if (layout == ScaleLayout::kPlain)
+      source.scale += (row >> row_shift) * scale_stride + (patch_col() >> col_shift);
+    else
+      source.scale += swizzled_index(row, patch_col() / kMxBlock, scale_stride);
     return source;
   }
   __device__ void load(const TileSpan& span, Patch<e4m3> (&patches)[kParts]) const {
-    const e4m3* from = first(span);
+    const e4m3* from = qdata + span.col;
 #pragma unroll
     for (int i = 0; i < kPatch; ++i, from += cols)
       load_row<kAligned>(from, patch_row() + i < span.rows ? span.cols - patch_col() : 0,
@@ -167,33 +177,38 @@ struct RowwiseSource : OneTile {
   }
 
  private:
-  __device__ const e4m3* first(const TileSpan& span) const {
-    return qdata + (span.row + patch_row()) * cols + span.col + patch_col();
-  }
-  // Four lanes are inside one block: the columns of a rowwise one are 32 or more.
+  // Four lanes are inside one block: the columns of a rowwise one are 32 or more. Each loads the
+  // codes of two rows, of which the first is even: blocks that are taller than a row have both.
+  __device__ static int code_row() { return patch_row() + lane_index() % 4 * 2; }
   __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
-    const int row = patch_row() + lane_index() % 4 * 2;
-    const e8m0* from = scale + ((span.col + patch_col()) >> col_shift);
+    const e8m0* from = scale + span.col / kTileCols * tile_step;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       codes[i] = 0;
-      if (row + i < span.rows && patch_col() / kMxBlock * kMxBlock < span.cols)
-        codes[i] = from[((span.row + row + i) >> row_shift) * scale_stride].code;
+      if (code_row() + i < span.rows && patch_col() / kMxBlock * kMxBlock < span.cols)
+        codes[i] = from[i * row_step].code;
     }
   }
 };
 
 template <bool kAligned>
 RowwiseSource<kAligned> rowwise_source(const e4m3* qdata, const e8m0* scale, Block block,
-                                       int64_t cols) {
+                                       ScaleLayout layout, int64_t cols) {
+  const bool plain = layout == ScaleLayout::kPlain;
+  const int64_t stride = ceil_div<int64_t>(cols, plain ? block.cols : kTileCols);
   return {{},
           qdata,
           scale,
           block,
+          layout,
           std::countr_zero(static_cast<unsigned>(block.rows)),
           std::countr_zero(static_cast<unsigned>(block.cols)),
           cols,
-          ceil_div<int64_t>(cols, block.cols)};
+          stride,
+          !plain            ? swizzled_index(1, 0, 1)
+          : block.rows == 1 ? stride
+                            : 0,
+          plain ? kTileCols / block.cols : static_cast<int>(kScaleTileBytes)};
 }
 
 template <class F>

@@ -1,6 +1,5 @@
 #include "moxie/core/requantize/requantize.h"
 
-#include "moxie/core/base/check.h"
 #include "moxie/core/requantize/backends.h"
 
 namespace moxie {
@@ -17,7 +16,6 @@ void requantize(const RequantizeArgs& args, const Exec& exec) {
     case Backend::kRef: return ref::requantize(args, panels);
     case Backend::kCpu: return cpu::requantize(args, panels, exec);
     case Backend::kCuda:
-      MOXIE_CHECK(args.layout == ScaleLayout::kPlain, "requantize: scale must be plain on a GPU");
       if constexpr (kHasCuda) return cuda::requantize(args, panels, exec.stream);
   }
   fail_without_cuda("requantize");

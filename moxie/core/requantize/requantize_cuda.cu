@@ -56,7 +56,8 @@ struct RequantizeParams {
   CUtensorMap qdata;
   Panels panels;
   const e8m0* scale;
-  Block block;               // of the rowwise form
+  Block block;  // of the rowwise form
+  ScaleLayout layout;
   int row_shift, col_shift;  // log2 of its sides
   int64_t scale_stride;
   FormParams<Form::kColwise> colwise;
@@ -77,9 +78,9 @@ struct RequantizeStorage {
   RowTileSearch search;
 };
 
-// The scales of the run, two threads a row.
-__device__ void load_codes(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
-                           int64_t col, int cols, int rows) {
+// The scales of the run. Plain: two threads a row.
+__device__ void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
+                                 int64_t col, int cols, int rows) {
   constexpr int kWords = kRun / 2;  // of four scales
   const int row = static_cast<int>(threadIdx.x / 2u), first = threadIdx.x % 2 * kWords;
   const e8m0* from = p.scale + s.rowwise.scale + ((at.row + row) >> p.row_shift) * p.scale_stride +
@@ -103,6 +104,27 @@ __device__ void load_codes(const RequantizeParams& p, RequantizeStorage& s, cons
     reinterpret_cast<uint32_t*>(s.row_code[row])[first + k] = word[k];
 }
 static_assert(kTileRows * 2 == kThreads && kRun / 2 * sizeof(uint32_t) == sizeof(uint4));
+
+// Swizzled: a warp a tile, of which 16 bytes are four rows' scales. All of it is there, but what is
+// outside of the panel may be anything.
+__device__ void load_swizzled_codes(const RequantizeParams& p, RequantizeStorage& s,
+                                    const RowTile& at, int64_t col, int cols, int rows) {
+  constexpr int kBands = sizeof(uint4) / sizeof(uint32_t), kBand = kTileRows / kBands;
+  const int tile = warp_index(), left = cols - tile * kTileCols;
+  if (left <= 0) return;
+  const e8m0* from = p.scale + s.rowwise.scale + tile * kScaleTileBytes +
+                     swizzled_index(at.row, col / kMxBlock, s.rowwise.scale_stride);
+  const uint4 four = reinterpret_cast<const uint4*>(from)[lane_index()];
+  const uint32_t word[kBands] = {four.x, four.y, four.z, four.w};
+  const int outside = max(kColBlocks - ceil_div(left, kMxBlock), 0);
+#pragma unroll
+  for (int band = 0; band < kBands; ++band) {
+    const int row = band * kBand + lane_index();
+    reinterpret_cast<uint32_t*>(s.row_code[row])[tile] =
+        row < rows ? word[band] & ~0u >> 8 * outside : 0;
+  }
+}
+static_assert(kWarps >= kRun && kTileRows / 4 == kWarp && kColBlocks == kScaleTileCols);
 
 // This thread's patch of a tile, the index-th of the run.
 __device__ void load_patch(RequantizeStorage& s, int stage, int index, int rows,
@@ -177,7 +199,10 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
                       static_cast<int32_t>(at.panel.begin + at.row));
   };
   for (int index = 0; index < min(tiles, kStages); ++index) load(index);
-  load_codes(p, s, at, col, cols, rows);
+  if (p.layout == ScaleLayout::kPlain)
+    load_plain_codes(p, s, at, col, cols, rows);
+  else
+    load_swizzled_codes(p, s, at, col, cols, rows);
   TileOperand out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
   ColumnScales scales(p.colwise, s.colwise, col, at.row);
   __syncthreads();
@@ -217,8 +242,7 @@ __global__ __launch_bounds__(kThreads,
     for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
   sm90::fence_mbarrier_init();
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
-  if (threadIdx.x == 0)
-    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, ScaleLayout::kPlain);
+  if (threadIdx.x == 0) s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, p.layout);
   if (threadIdx.x == kWarp)
     s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
   __syncthreads();
@@ -241,11 +265,13 @@ __global__ __launch_bounds__(kThreads,
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
   const auto source =
-      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, panels.cols);
+      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.layout, panels.cols);
+  const bool wide_scales =
+      args.layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
   if (!is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
-      rows > kMost || panels.cols > kMost || rows == 0 || panels.cols == 0) {
+      !wide_scales || rows > kMost || panels.cols > kMost || rows == 0 || panels.cols == 0) {
     launch_quantize("requantize", forms, panels, source, stream);
     return;
   }
@@ -268,6 +294,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .panels = panels,
       .scale = source.scale,
       .block = args.block,
+      .layout = args.layout,
       .row_shift = source.row_shift,
       .col_shift = source.col_shift,
       .scale_stride = source.scale_stride,

@@ -1,0 +1,190 @@
+// dequantize and requantize read swizzled scales as they read plain ones, on every backend here.
+#include "moxie/core/dequantize/dequantize.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/requantize/requantize.h"
+#include "tests/support/arena.h"
+#include "tests/support/backends.h"
+#include "tests/support/random.h"
+#include "tests/support/tensors.h"
+
+namespace moxie::testing {
+namespace {
+
+using Bytes = std::vector<std::vector<uint8_t>>;
+constexpr auto kPlain = ScaleLayout::kPlain, kSwizzled = ScaleLayout::kSwizzled;
+
+struct Problem {
+  const char* name;
+  Shape x;
+  std::vector<int32_t> offs;
+};
+
+std::vector<int32_t> every_three_rows(int32_t groups) {
+  std::vector<int32_t> offs(groups);
+  for (int32_t g = 0; g < groups; ++g) offs[g] = g % 2 ? 3 * g : 3 * (g + 1);
+  return offs;
+}
+
+// Columns that are aligned for the widest accesses, and columns that are not; the last tile cut.
+const Problem kProblems[] = {
+    {"empty, one row, exactly 128 rows, a tail", {500, 1296}, {0, 1, 1, 129, 257, 400, 400}},
+    {"columns that no access fits", {300, 203}, {40, 41, 169, 290}},
+    {"128 x 128", {128, 128}, {128}},
+    {"many groups", {300, 272}, every_three_rows(70)},
+    {"no rows", {0, 64}, {0, 0}},
+    {"no group has rows", {100, 64}, {0, 0, 0}},
+    {"no offs", {200, 400}, {}},
+    {"weights", {3, 200, 144}, {}},
+};
+
+class ReadsBothLayouts : public ::testing::TestWithParam<NamedExec> {
+ protected:
+  // Infinity and NaN among them. What lies outside of the panels is NaN, as nobody may look at it.
+  static Quantized quantized(const Problem& problem, Form form, Block block, ScaleLayout layout) {
+    Random random(11);
+    auto x = random_values<bf16>(random, numel(problem.x), Data::kGaussianLike);
+    if (x.size() > 5000) x[5] = {0x7fc0}, x[4000] = {0xff80};
+    auto out = quantize_form(x, problem.x, form, block, problem.offs, ScaleRule::kRceil, layout);
+    if (layout == kPlain) return out;
+    std::vector<bool> used(out.scale.size());
+    const std::optional<int64_t> groups = groups_of(problem.offs);
+    const bool weights = problem.x.dims == 3, rowwise = form == Form::kRowwise;
+    const Panels panels{.rows = problem.x.dim(-2),
+                        .cols = problem.x.dim(-1),
+                        .count = weights ? problem.x[0] : groups.value_or(1),
+                        .offs = groups ? problem.offs.data() : nullptr,
+                        .weights = weights};
+    Panel panel = first_panel();
+    for (int64_t g = 0; g < panels.count; ++g) {
+      panel = next_panel(panels, panel, rowwise ? 1 : block.rows);
+      const Place place = place_of(panels, panel, form, block, layout);
+      const int64_t k = rowwise ? panels.cols : panel.rows;
+      for (int64_t i = 0; i < place.outer; ++i)
+        for (int64_t j = 0; j < ceil_div<int64_t>(k, kMxBlock); ++j)
+          used[place.scale + swizzled_index(i, j, place.scale_stride)] = true;
+    }
+    for (size_t i = 0; i < used.size(); ++i)
+      if (!used[i]) out.scale[i] = {kE8m0Nan};
+    return out;
+  }
+
+  Bytes dequantized(const Problem& problem, Form form, Block block, ScaleLayout layout,
+                    Format format) const {
+    const Quantized from = quantized(problem, form, block, layout);
+    Arena arena(exec().backend);
+    DequantizeArgs args{.form = form,
+                        .block = block,
+                        .layout = layout,
+                        .qdata = arena.input(from.qdata, from.qdata_shape),
+                        .scale = arena.input(from.scale, from.scale_shape)};
+    if (!problem.offs.empty())
+      args.offs = arena.input(problem.offs, {static_cast<int64_t>(problem.offs.size())});
+    args.x = arena.float_output(format, problem.x);
+    dequantize(args, exec());
+    return arena.results();
+  }
+
+  Bytes requantized(const Problem& problem, Block block, ScaleLayout layout, Block colwise,
+                    ScaleLayout colwise_layout) const {
+    const Quantized from = quantized(problem, Form::kRowwise, block, layout);
+    Arena arena(exec().backend);
+    RequantizeArgs args{.block = block,
+                        .layout = layout,
+                        .qdata = arena.input(from.qdata, from.qdata_shape),
+                        .scale = arena.input(from.scale, from.scale_shape)};
+    if (!problem.offs.empty())
+      args.offs = arena.input(problem.offs, {static_cast<int64_t>(problem.offs.size())});
+    const auto shape = operand_shape<int64_t>(problem.x, groups_of(problem.offs), Form::kColwise,
+                                              colwise, colwise_layout);
+    args.colwise = {colwise, colwise_layout, arena.output<e4m3>(shape.qdata),
+                    arena.output<e8m0>(shape.scale)};
+    requantize(args, exec());
+    return arena.results();
+  }
+
+  const Exec& exec() const { return GetParam().exec; }
+
+  static std::vector<Block> blocks(Form form, const Problem& problem) {
+    std::vector<Block> all;
+    for (const Block block : kBlocks)
+      if (is_operand_block(block, form) &&
+          (form == Form::kColwise || block.rows == 1 || problem.offs.empty()))
+        all.push_back(block);
+    return all;
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, ReadsBothLayouts, ::testing::ValuesIn([] {
+                           auto all = backends_here();
+                           all.insert(all.begin(), {"ref", {.backend = Backend::kRef}});
+                           return all;
+                         }()),
+                         [](const auto& info) { return info.param.name; });
+
+TEST_P(ReadsBothLayouts, Dequantize) {
+  for (const Problem& problem : kProblems)
+    for (const Form form : {Form::kRowwise, Form::kColwise})
+      for (const Block block : blocks(form, problem))
+        for (const Format format : {Format::kBf16, Format::kF32})
+          EXPECT_EQ(dequantized(problem, form, block, kSwizzled, format),
+                    dequantized(problem, form, block, kPlain, format))
+              << problem.name << ' ' << name(form) << ' ' << name(block) << ' ' << name(format);
+}
+
+TEST_P(ReadsBothLayouts, Requantize) {
+  for (const Problem& problem : kProblems)
+    for (const Block block : blocks(Form::kRowwise, problem))
+      for (const Block colwise : blocks(Form::kColwise, problem))
+        for (const ScaleLayout to : {kPlain, kSwizzled})
+          EXPECT_EQ(requantized(problem, block, kSwizzled, colwise, to),
+                    requantized(problem, block, kPlain, colwise, to))
+              << problem.name << ' ' << name(block) << " to " << name(colwise) << ' ' << name(to);
+}
+
+TEST(SwizzledScales, MustHaveTheShapeOfTheirLayout) {
+  const Shape x{70, 96};
+  const std::vector<float> values(numel(x), 1);
+  const auto plain = quantize_form(values, x, Form::kRowwise, {1, 32}, {70});
+  const View<const e4m3> qdata{plain.qdata.data(), plain.qdata_shape};
+  const View<const e8m0> scale{plain.scale.data(), plain.scale_shape};
+  const std::vector<int32_t> offs{70};
+  std::vector<float> out(numel(x));
+  Quantized colwise(x, 1, Form::kColwise, {32, 1});
+  const auto message = [](auto&& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  const Exec ref{.backend = Backend::kRef};
+  EXPECT_EQ(message([&] {
+              dequantize({.block = {1, 32},
+                          .layout = kSwizzled,
+                          .qdata = qdata,
+                          .scale = scale,
+                          .offs = view_of(offs),
+                          .x = {out.data(), Format::kF32, x}},
+                         ref);
+            }),
+            "dequantize: scale must be [198, 4], got [70, 3]");
+  EXPECT_EQ(message([&] {
+              requantize({.block = {1, 32},
+                          .layout = kSwizzled,
+                          .qdata = qdata,
+                          .scale = scale,
+                          .offs = view_of(offs),
+                          .colwise = colwise.operand()},
+                         ref);
+            }),
+            "requantize: scale must be [198, 4], got [70, 3]");
+}
+
+}  // namespace
+}  // namespace moxie::testing
