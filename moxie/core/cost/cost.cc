@@ -26,16 +26,15 @@ Cost quantize_cost(const QuantizeCostArgs& args) {
 }
 
 Cost dequantize_cost(const Shape& x, Format format, Form form, Block block,
-                     std::optional<int64_t> num_groups) {
-  return {.bytes_read = operand_bytes(x, num_groups, form, block, ScaleLayout::kPlain),
+                     std::optional<int64_t> num_groups, ScaleLayout layout) {
+  return {.bytes_read = operand_bytes(x, num_groups, form, block, layout),
           .bytes_written = count(x) * static_cast<double>(bytes_of(format))};
 }
 
 Cost requantize_cost(const Shape& x, Block rowwise, Block colwise,
-                     std::optional<int64_t> num_groups) {
-  return {
-      .bytes_read = operand_bytes(x, num_groups, Form::kRowwise, rowwise, ScaleLayout::kPlain),
-      .bytes_written = operand_bytes(x, num_groups, Form::kColwise, colwise, ScaleLayout::kPlain)};
+                     std::optional<int64_t> num_groups, ScaleLayout layout) {
+  return {.bytes_read = operand_bytes(x, num_groups, Form::kRowwise, rowwise, layout),
+          .bytes_written = operand_bytes(x, num_groups, Form::kColwise, colwise, layout)};
 }
 
 Cost row_scale_cost(const Shape& x, Format format, Form form, std::optional<int64_t> num_groups) {

@@ -46,11 +46,11 @@ std::vector<double> cost(std::string_view op, at::IntArrayRef sizes,
       quantize.rowwise.reset();
       result = quantize_cost(quantize);
     } else if (op == "dequantize_rowwise") {
-      result = dequantize_cost(x, format, Form::kRowwise, rowwise, num_groups);
+      result = dequantize_cost(x, format, Form::kRowwise, rowwise, num_groups, quantize.layout);
     } else if (op == "dequantize_colwise") {
-      result = dequantize_cost(x, format, Form::kColwise, colwise, num_groups);
+      result = dequantize_cost(x, format, Form::kColwise, colwise, num_groups, quantize.layout);
     } else if (op == "requantize") {
-      result = requantize_cost(x, rowwise, colwise, num_groups);
+      result = requantize_cost(x, rowwise, colwise, num_groups, quantize.layout);
     } else if (op == "quantize_per_row") {
       result = row_scale_cost(x, format, Form::kRowwise, num_groups);
     } else if (op == "quantize_per_col") {
