@@ -116,6 +116,14 @@ def _dequantize_colwise_grouped(device, rows):
     return (*moxie.quantize_colwise(x, offs=offs), rows), {"offs": offs, "dtype": torch.float32}
 
 
+def _swizzled_grouped(form: str, **kwargs):
+    def make(device, rows):
+        x, offs = _tokens(device, rows)
+        operand = getattr(moxie, "quantize_" + form)(x, offs=offs, scale_layout="swizzled")
+        return (*operand, *([rows] if form == "colwise" else [])), {"offs": offs, **kwargs}
+    return make
+
+
 def _swizzle_grouped(device, rows):
     x, offs = _tokens(device, rows)
     return (moxie.quantize_rowwise(x)[1],), {"offs": offs}
@@ -260,7 +268,10 @@ CASES = [
          lambda device, rows: ((_weights(device, rows),), {"scale_layout": "swizzled", "rule": "even"})),
     Case("dequantize_rowwise", lambda device, rows: (_rowwise_form(device, rows), {})),
     Case("dequantize_colwise", _dequantize_colwise_grouped),
+    Case("dequantize_rowwise-swizzled", _swizzled_grouped("rowwise")),
+    Case("dequantize_colwise-swizzled", _swizzled_grouped("colwise")),
     Case("requantize", lambda device, rows: (_rowwise_form(device, rows), {"rule": "ceil"})),
+    Case("requantize-swizzled", _swizzled_grouped("rowwise", scale_layout="swizzled")),
     _with_offs("quantize_per_row"),
     _with_offs("quantize_per_col"),
     Case("quantize_per_col-weights", lambda device, rows: ((_weights(device, rows),), {})),
