@@ -24,12 +24,6 @@ struct Panels {
   constexpr int64_t total_rows() const { return weights ? count * rows : rows; }
 };
 
-// Of another tensor whose rows fall into the same groups.
-constexpr Panels with_cols(Panels panels, int64_t cols) {
-  panels.cols = cols;
-  return panels;
-}
-
 struct Panel {
   int64_t index;   // g
   int64_t begin;   // first row in x, seen as [total rows, cols]
