@@ -51,6 +51,28 @@ def ops_table(report: dict) -> str:
     return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
 
+def widths_table(report: dict) -> str:
+    """Percent of a copy of each op on tokens, a column for each width."""
+    rows = [row for row in report["rows"] if len(row["shape"]) == 2 and row["shape"][0] == 131072 and row["op"] != "route"]
+    widths = list(dict.fromkeys(row["shape"][1] for row in rows))
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(f"`{row['op']}` {row['variant']}", []).append(f"{100 * row['of_copy']:.1f}")
+    return table_of(f"{about(report)}. {median_of(report)}", ["percent of a copy, 131072 rows", *map(str, widths)],
+                    [[name, *cells] for name, cells in found.items()])
+
+
+def weights_table(report: dict) -> str:
+    """The same of each op on a stack of weights, without the grid of rules."""
+    rows = [row for row in report["rows"] if len(row["shape"]) == 3 and not row["variant"].endswith(("floor", "rceil"))]
+    shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(f"`{row['op']}` {row['variant']}", []).append(f"{100 * row['of_copy']:.1f}")
+    return table_of("The same run.", ["percent of a copy", *(" x ".join(map(str, shape)) for shape in shapes)],
+                    [[name, *cells] for name, cells in found.items()])
+
+
 def grouped_mm_table(report: dict) -> str:
     rows = []
     for row in report["rows"]:
@@ -160,6 +182,10 @@ TABLES = [
     ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", headline_table),
     ("README.md", "grouped_mm_recipes", f"{GPU}/grouped_mm_recipes.json", recipes_table),
     ("docs/kernels/grouped_gemm.md", "products", f"{GPU}/grouped_mm.json", products_table),
+    ("docs/kernels/grouped_gemm.md", "products_w2", f"{GPU}/grouped_mm_w2.json", products_table),
+    ("docs/kernels/grouped_gemm.md", "steps_w2", f"{GPU}/grouped_mm_w2.json", headline_table),
+    ("docs/kernels/quantize.md", "widths", f"{GPU}/ops.json", widths_table),
+    ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/RECIPES.md", "sqnr", f"{CPU}/sqnr.json", sqnr_table),

@@ -280,9 +280,12 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
   // CTAs that keep every SM busy to the end, and the run that was fastest: longer ones search for
   // their rows less often, but leave what lies side by side to be touched at other times.
+  // Where many tiles of rows are nobody's, searches are what counts (as in make_raster()).
   constexpr int64_t kEnough = 4096, kLongest = 4;
-  static_assert(kLongest <= kRun);
-  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, kLongest), 1);
+  static_assert(2 * kLongest <= kRun);
+  const bool many_groups = panels.offs && panels.count * 16 > row_tiles;
+  const int64_t longest = many_groups ? 2 * kLongest : kLongest;
+  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, longest), 1);
   const int64_t runs = ceil_div(col_tiles, run);
   const auto width = static_cast<uint64_t>(panels.cols);
   const RequantizeParams params{
