@@ -183,7 +183,7 @@ TORCH_LIBRARY(moxie, m) {
   def("_recipe(str text) -> str");
   def("_recipe_names() -> str[]");
   def("_path(str recipe, Device device, int n, int k) -> (str path, str reason)");
-  def("_force_path(str path) -> ()");
+  def("_force_path(str path, *, bool gpus_only=False) -> ()");
 
   // What core/cost says of a call of `op` on x of this shape: [flops, bytes read, bytes written]
   def("_cost(str op, int[] shape, *, ScalarType? dtype=None, int? num_groups=None, "

@@ -7,6 +7,7 @@ the results of groups without rows.
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moxie
 from grouped_reference import Problem, assert_products_equal, forced_path, gaussian, run, sqnr, straight_through
@@ -202,6 +203,30 @@ def test_the_path_compiles(sm100):
         y.backward(problem.dy)
         for actual, expected in zip((y, x.grad, w.grad), run(problem)):
             assert_same_bytes(actual, expected)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_traced_tensors_of_a_gpu_take_its_path(recipe):
+    """Meta kernels are told that they are on no device. Here GPUs alone are Blackwell's, and there is none."""
+    problem, ops = gaussian(SIZES, 64, 96), torch.ops.moxie
+    ops._force_path("sm100", gpus_only=True)
+    try:
+        assert moxie.quantize_weights(problem.w, recipe=recipe)[1].dim() == 3  # plain, on a CPU
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            x, w, dy, offs = (torch.empty(t.shape, dtype=t.dtype, device="cuda")
+                              for t in (problem.x, problem.w, problem.dy, problem.offs))
+            forms = moxie.quantize_weights(w, recipe=recipe)
+            assert forms[1].dim() == forms[3].dim() == 2  # swizzled
+            with torch.no_grad():
+                assert moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=forms).shape == dy.shape
+            blocks = moxie.Recipe.from_name(recipe)
+            x8, dy8 = (moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, scale_layout="swizzled")
+                       for t, colwise in ((x, blocks.wgrad_x), (dy, blocks.wgrad_dy)))
+            assert ops.grouped_mm.quantized(*x8[:2], *forms[:2], offs, recipe=recipe).shape == dy.shape
+            assert ops.grouped_dgrad(*dy8[:2], *forms[2:], offs, recipe=recipe).shape == x.shape
+            assert ops.grouped_wgrad(*dy8[2:], *x8[2:], len(x), offs, recipe=recipe).shape == w.shape
+    finally:
+        ops._force_path("")
 
 
 def test_a_recipe_that_asks_for_emulation_gets_it(sm100):

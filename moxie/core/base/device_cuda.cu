@@ -3,6 +3,7 @@
 namespace moxie::cuda {
 
 int compute_capability(int device) {
+  if (device < 0) MOXIE_CUDA_CHECK("compute_capability", cudaGetDevice(&device));
   int major = 0, minor = 0;
   MOXIE_CUDA_CHECK("compute_capability",
                    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));

@@ -130,8 +130,9 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
                     " dims");
   Plan plan{parse_recipe(recipe, op), std::string(recipe), Path::kEmulated};
   // Sizes of w are fixed in any model; on a CPU they are not even looked at.
-  const bool sizes_matter = w.is_cuda();
-  plan.path = choose_path(plan.recipe, w.device(),
+  const c10::Device device = device_behind(w);
+  const bool sizes_matter = device.is_cuda();
+  plan.path = choose_path(plan.recipe, device,
                           sizes_matter ? w.sym_size(1).guard_int(__FILE__, __LINE__) : 0,
                           sizes_matter ? w.sym_size(2).guard_int(__FILE__, __LINE__) : 0)
                   .path;

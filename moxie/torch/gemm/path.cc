@@ -11,6 +11,7 @@ namespace {
 
 constexpr int kNotForced = -1;
 std::atomic<int> forced_path = kNotForced;
+std::atomic<ForceOn> forced_on = ForceOn::kEveryDevice;
 
 bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
@@ -32,12 +33,13 @@ Choice if_no_reason(Path path, const std::string& reason) {
   return {reason.empty() ? path : Path::kEmulated, reason};
 }
 
-// What no device changes.
-std::optional<Choice> choose_for_any_device(const Recipe& recipe) {
+// What no device changes, but for a test that forces a path on GPUs alone.
+std::optional<Choice> choose_for_any_device(const Recipe& recipe, c10::DeviceType device) {
   if (!recipe.quantizes()) return Choice{Path::kEmulated, "the recipe quantizes nothing"};
   if (recipe.kernels == Kernels::kEmulated)
     return Choice{Path::kEmulated, "the recipe asks for it"};
-  const int forced = forced_path.load();
+  const bool here = forced_on.load() == ForceOn::kEveryDevice || device == c10::kCUDA;
+  const int forced = here ? forced_path.load() : kNotForced;
   if (forced != kNotForced && can_multiply(static_cast<Path>(forced), recipe))
     return Choice{static_cast<Path>(forced), ""};
   return std::nullopt;
@@ -62,14 +64,20 @@ Choice choose_on_blackwell(const Recipe& recipe, int64_t n, int64_t k) {
 
 }  // namespace
 
+c10::Device device_behind(const at::Tensor& tensor) {
+  const bool traced =
+      tensor.is_meta() && tensor.key_set().has_backend(c10::BackendComponent::CUDABit);
+  return traced ? c10::Device(c10::kCUDA) : tensor.device();
+}
+
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k) {
   if (device.is_cuda()) return choose_path_on_gpu(recipe, compute_capability(device.index()), n, k);
-  return choose_for_any_device(recipe).value_or(
-      Choice{Path::kEmulated, "a CPU has no FP8 product"});
+  return choose_for_any_device(recipe, device.type())
+      .value_or(Choice{Path::kEmulated, "a CPU has no FP8 product"});
 }
 
 Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64_t k) {
-  if (const auto choice = choose_for_any_device(recipe)) return *choice;
+  if (const auto choice = choose_for_any_device(recipe, c10::kCUDA)) return *choice;
   if (capability == 90) return choose_on_hopper(recipe, n, k);
   if (capability / 10 == 10) return choose_on_blackwell(recipe, n, k);
   return {Path::kEmulated, "no FP8 kernel for compute capability " +
@@ -89,7 +97,8 @@ std::string why_not_sm90_rows(const RowScaledPass& pass) {
   return "";
 }
 
-void force_path(std::string_view text) {
+void force_path(std::string_view text, ForceOn on) {
+  forced_on = on;
   if (text.empty()) {
     forced_path = kNotForced;
     return;

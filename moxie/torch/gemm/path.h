@@ -1,7 +1,7 @@
 // Which kernels a recipe takes, decided here and nowhere else.
 #pragma once
 
-#include <c10/core/Device.h>
+#include <ATen/core/Tensor.h>
 
 #include <string>
 
@@ -21,6 +21,10 @@ struct Choice {
   Path path;
   std::string reason;  // why not a faster one; empty on the fastest
 };
+
+// Where the ops of a tensor run. Inside a Meta kernel, under torch.compile, the tensors of a GPU
+// say that they are on none, and which one it is cannot be known: then it is the current one.
+c10::Device device_behind(const at::Tensor& tensor);
 
 // n and k are those of w [G, n, k].
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k);
@@ -51,8 +55,9 @@ constexpr const char* name(Path path) {
   return "sm100";
 }
 
-// For tests: as if choose_path() had chosen it on every device, for each recipe that the path can
-// multiply; an empty name ends that.
-void force_path(std::string_view name);
+// For tests: as if choose_path() had chosen it on every device, or on every GPU, for each recipe
+// that the path can multiply; an empty name ends that.
+enum class ForceOn : uint8_t { kEveryDevice, kGpus };
+void force_path(std::string_view name, ForceOn on = ForceOn::kEveryDevice);
 
 }  // namespace moxie::ops

@@ -115,10 +115,11 @@ Checked check(const Request& request) {
   SymShape w = b_shape;
   if (wgrad) w = {groups, a_shape[1], b_shape[1]};
   // Sizes of w are fixed in any model; on a CPU they are not even looked at.
+  const c10::Device device = device_behind(a);
   const auto size = [&](int i) {
-    return a.is_cuda() ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
+    return device.is_cuda() ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
   };
-  const Path path = choose_path(recipe, a.device(), size(1), size(2)).path;
+  const Path path = choose_path(recipe, device, size(1), size(2)).path;
   check_operand({op, names.a, names.a_scale, a, a_scale, a_shape, form_of_a(recipe, pass)}, recipe,
                 layout_of(path), offs);
   check_operand({op, names.b, names.b_scale, b, b_scale, b_shape, form_of_b(recipe, pass)}, recipe,

@@ -21,8 +21,9 @@ std::tuple<std::string, std::string> path_of(std::string_view recipe, c10::Devic
   });
 }
 
-void force_path_op(std::string_view path) {
-  with_op("force_path", [&] { force_path(path); });
+void force_path_op(std::string_view path, bool gpus_only) {
+  with_op("force_path",
+          [&] { force_path(path, gpus_only ? ForceOn::kGpus : ForceOn::kEveryDevice); });
 }
 
 }  // namespace
