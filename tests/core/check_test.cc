@@ -204,7 +204,9 @@ TEST(Parse, KnowsEveryNameAndListsThemOtherwise) {
                  "op: rule must be one of rceil, floor, ceil, even, got 'RCEIL'");
   EXPECT_EQ(parse_layout("swizzled", "op"), ScaleLayout::kSwizzled);
   EXPECT_REFUSED(parse_layout("blocked", "op"),
-                 "scale_layout must be plain or swizzled, got 'blocked'");
+                 "op: scale_layout must be plain or swizzled, got 'blocked'");
+  EXPECT_REFUSED(parse_layout("blocked", "op", "from_layout"),
+                 "op: from_layout must be plain or swizzled, got 'blocked'");
 }
 
 }  // namespace

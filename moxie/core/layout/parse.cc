@@ -18,10 +18,10 @@ ScaleRule parse_rule(std::string_view text, std::string_view op) {
   fail(op, ": rule must be one of rceil, floor, ceil, even, got '", text, "'");
 }
 
-ScaleLayout parse_layout(std::string_view text, std::string_view op) {
+ScaleLayout parse_layout(std::string_view text, std::string_view op, std::string_view argument) {
   for (const auto layout : {ScaleLayout::kPlain, ScaleLayout::kSwizzled})
     if (name(layout) == text) return layout;
-  fail(op, ": scale_layout must be plain or swizzled, got '", text, "'");
+  fail(op, ": ", argument, " must be plain or swizzled, got '", text, "'");
 }
 
 }  // namespace moxie

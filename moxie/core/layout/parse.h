@@ -13,6 +13,7 @@ namespace moxie {
 // `op` and `argument` say in the message where the text came from.
 Block parse_block(std::string_view text, std::string_view op, std::string_view argument);
 ScaleRule parse_rule(std::string_view text, std::string_view op);
-ScaleLayout parse_layout(std::string_view text, std::string_view op);
+ScaleLayout parse_layout(std::string_view text, std::string_view op,
+                         std::string_view argument = "scale_layout");
 
 }  // namespace moxie
