@@ -188,6 +188,6 @@ TORCH_LIBRARY(moxie, m) {
   // What core/cost says of a call of `op` on x of this shape: [flops, bytes read, bytes written]
   def("_cost(str op, int[] shape, *, ScalarType? dtype=None, int? num_groups=None, "
       "str rowwise_block='1x32', str colwise_block='32x1', str scale_layout='plain', "
-      "int alignment=32) -> float[]");
+      "str from_layout='plain', int alignment=32) -> float[]");
   def("_has_cuda() -> bool");
 }

@@ -33,10 +33,11 @@ TEST(Cost, OfTheOtherOpsFollowsTheirShapes) {
   const Shape x{8, 64};
   EXPECT_EQ(dequantize_cost(x, Format::kF32, Form::kRowwise, {1, 32}, std::nullopt).bytes(),
             512 + 16 + 512 * 4);
-  EXPECT_EQ(requantize_cost(x, {1, 32}, {32, 1}, std::nullopt).bytes(), 512 + 16 + 64 * 32 + 64);
-  EXPECT_EQ(
-      requantize_cost(x, {1, 32}, {32, 1}, std::nullopt, ScaleLayout::kSwizzled).bytes_written,
-      64 * 32 + 128 * 4);
+  EXPECT_EQ(requantize_cost({.x = x}).bytes(), 512 + 16 + 64 * 32 + 64);
+  EXPECT_EQ(requantize_cost({.x = x, .layout = ScaleLayout::kSwizzled}).bytes(),
+            512 + 16 + 64 * 32 + 128 * 4);
+  EXPECT_EQ(requantize_cost({.x = x, .from_layout = ScaleLayout::kSwizzled}).bytes(),
+            512 + 128 * 4 + 64 * 32 + 64);
   EXPECT_EQ(row_scale_cost(x, Format::kBf16, Form::kRowwise, std::nullopt).bytes(),
             1024 + 512 + 4 * 8);
   EXPECT_EQ(swizzle_cost({8, 2}, {128, 4}).bytes(), 16 + 512);

@@ -31,9 +31,9 @@ Cost dequantize_cost(const Shape& x, Format format, Form form, Block block,
           .bytes_written = count(x) * static_cast<double>(bytes_of(format))};
 }
 
-Cost requantize_cost(const Shape& x, Block rowwise, Block colwise,
-                     std::optional<int64_t> num_groups, ScaleLayout layout) {
-  return {.bytes_read = operand_bytes(x, num_groups, Form::kRowwise, rowwise, layout),
+Cost requantize_cost(const RequantizeCostArgs& args) {
+  const auto& [x, num_groups, rowwise, colwise, layout, from_layout] = args;
+  return {.bytes_read = operand_bytes(x, num_groups, Form::kRowwise, rowwise, from_layout),
           .bytes_written = operand_bytes(x, num_groups, Form::kColwise, colwise, layout)};
 }
 

@@ -27,9 +27,14 @@ struct QuantizeCostArgs {
 Cost quantize_cost(const QuantizeCostArgs& args);
 Cost dequantize_cost(const Shape& x, Format format, Form form, Block block,
                      std::optional<int64_t> num_groups, ScaleLayout layout = ScaleLayout::kPlain);
-// Both forms have their scales in the same layout.
-Cost requantize_cost(const Shape& x, Block rowwise, Block colwise,
-                     std::optional<int64_t> num_groups, ScaleLayout layout = ScaleLayout::kPlain);
+struct RequantizeCostArgs {
+  Shape x;
+  std::optional<int64_t> num_groups = std::nullopt;
+  Block rowwise = {1, 32}, colwise = {32, 1};
+  ScaleLayout layout = ScaleLayout::kPlain;       // of the colwise scales, which are written
+  ScaleLayout from_layout = ScaleLayout::kPlain;  // of the rowwise ones, which are read
+};
+Cost requantize_cost(const RequantizeCostArgs& args);
 Cost row_scale_cost(const Shape& x, Format format, Form form, std::optional<int64_t> num_groups);
 // R rows are read; every row of the padded buffer is written.
 Cost pad_groups_cost(int64_t rows, int64_t row_bytes, int64_t num_groups, int64_t alignment);

@@ -22,7 +22,8 @@ Shape shape_from(at::IntArrayRef sizes) {
 std::vector<double> cost(std::string_view op, at::IntArrayRef sizes,
                          std::optional<at::ScalarType> dtype, std::optional<int64_t> num_groups,
                          std::string_view rowwise_block, std::string_view colwise_block,
-                         std::string_view scale_layout, int64_t alignment) {
+                         std::string_view scale_layout, std::string_view from_layout,
+                         int64_t alignment) {
   return with_op(kOp, [&] {
     const Shape x = shape_from(sizes);
     const auto type = dtype.value_or(at::kBFloat16);
@@ -50,7 +51,12 @@ std::vector<double> cost(std::string_view op, at::IntArrayRef sizes,
     } else if (op == "dequantize_colwise") {
       result = dequantize_cost(x, format, Form::kColwise, colwise, num_groups, quantize.layout);
     } else if (op == "requantize") {
-      result = requantize_cost(x, rowwise, colwise, num_groups, quantize.layout);
+      result = requantize_cost({.x = x,
+                                .num_groups = num_groups,
+                                .rowwise = rowwise,
+                                .colwise = colwise,
+                                .layout = quantize.layout,
+                                .from_layout = parse_layout(from_layout, kOp, "from_layout")});
     } else if (op == "quantize_per_row") {
       result = row_scale_cost(x, format, Form::kRowwise, num_groups);
     } else if (op == "quantize_per_col") {
