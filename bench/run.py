@@ -184,12 +184,13 @@ class Plan:
         rowwise = [moxie.quantize_rowwise(*x, **swizzled, **offs) for x in x]
         colwise = [(*moxie.quantize_colwise(*x, **swizzled, **offs), self.shape[0]) for x in x]
         wide = [moxie.quantize_rowwise(*x, block="1x128", **swizzled, **offs) for x in x]
-        self.add("dequantize_rowwise", "1x32 bf16 swizzled", rowwise, cost=swizzled, **offs)
-        self.add("dequantize_colwise", "32x1 bf16 swizzled", colwise, cost=swizzled, **offs)
+        self.add("dequantize_rowwise", "1x32 bf16 swizzled", rowwise, cost=swizzled, **swizzled, **offs)
+        self.add("dequantize_colwise", "32x1 bf16 swizzled", colwise, cost=swizzled, **swizzled, **offs)
+        both = {"from_layout": "swizzled", **swizzled}
         for block, col, inputs in (("1x32", "32x1", rowwise), ("1x128", "128x32", wide), ("1x128", "128x1", wide)):
             self.add("requantize", f"{block} -> {col} swizzled", inputs,
-                     cost={"rowwise_block": block, "colwise_block": col, **swizzled},
-                     block=block, colwise_block=col, **swizzled, **offs)
+                     cost={"rowwise_block": block, "colwise_block": col, **both},
+                     block=block, colwise_block=col, **both, **offs)
 
     def add_layer(self, x: list[tuple]) -> None:
         """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""

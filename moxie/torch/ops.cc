@@ -50,28 +50,30 @@ void quantize_both_out(const Tensor& x, const QuantizeOptions& options, const Te
           options.scale_layout, qdata, scale, qdata_t, scale_t);
 }
 
-Two requantize(const Tensor& qdata, const Tensor& scale, const QuantizeOptions& options) {
+Two requantize(const Tensor& qdata, const Tensor& scale, const RequantizeOptions& options) {
   static const auto op =
-      find<Two(const Tensor&, const Tensor&, const OptionalTensor&, Text, Text, Text, Text)>(
+      find<Two(const Tensor&, const Tensor&, const OptionalTensor&, Text, Text, Text, Text, Text)>(
           "moxie::requantize");
-  return op.call(qdata, scale, options.offs, options.rowwise_block, options.colwise_block,
-                 options.rule, options.scale_layout);
+  return op.call(qdata, scale, options.offs, options.block, options.colwise_block, options.rule,
+                 options.scale_layout, options.from_layout);
 }
 
 Tensor dequantize_rowwise(const Tensor& qdata, const Tensor& scale,
                           const DequantizeOptions& options) {
-  static const auto op = find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, Text,
-                                     std::optional<at::ScalarType>)>("moxie::dequantize_rowwise");
-  return op.call(qdata, scale, options.offs, options.block.value_or("1x32"), options.dtype);
+  static const auto op =
+      find<Tensor(const Tensor&, const Tensor&, const OptionalTensor&, Text, OptionalDtype, Text)>(
+          "moxie::dequantize_rowwise");
+  return op.call(qdata, scale, options.offs, options.block.value_or("1x32"), options.dtype,
+                 options.scale_layout);
 }
 
 Tensor dequantize_colwise(const Tensor& qdata_t, const Tensor& scale_t, const c10::SymInt& num_rows,
                           const DequantizeOptions& options) {
   static const auto op =
       find<Tensor(const Tensor&, const Tensor&, c10::SymInt, const OptionalTensor&, Text,
-                  std::optional<at::ScalarType>)>("moxie::dequantize_colwise");
+                  OptionalDtype, Text)>("moxie::dequantize_colwise");
   return op.call(qdata_t, scale_t, num_rows, options.offs, options.block.value_or("32x1"),
-                 options.dtype);
+                 options.dtype, options.scale_layout);
 }
 
 Two quantize_per_row(const Tensor& x, const OptionalTensor& offs) {

@@ -35,14 +35,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> quantize_both(
 void quantize_both_out(const at::Tensor& x, const QuantizeOptions& options, const at::Tensor& qdata,
                        const at::Tensor& scale, const at::Tensor& qdata_t,
                        const at::Tensor& scale_t);
-// The rowwise form -> qdata_t, scale_t. scale_layout is that of the result.
+
+struct RequantizeOptions {
+  std::optional<at::Tensor> offs = std::nullopt;
+  std::string_view block = "1x32";  // of what is read
+  std::string_view colwise_block = "32x1";
+  std::string_view rule = "rceil";
+  std::string_view scale_layout = "plain";  // of the result
+  std::string_view from_layout = "plain";   // of the scales that are read
+};
+// The rowwise form -> qdata_t, scale_t
 std::tuple<at::Tensor, at::Tensor> requantize(const at::Tensor& qdata, const at::Tensor& scale,
-                                              const QuantizeOptions& options = {});
+                                              const RequantizeOptions& options = {});
 
 struct DequantizeOptions {
   std::optional<at::Tensor> offs = std::nullopt;
   std::optional<std::string_view> block = std::nullopt;  // 1x32 rowwise, 32x1 colwise
   at::ScalarType dtype = at::kBFloat16;                  // or kFloat
+  std::string_view scale_layout = "plain";
 };
 
 at::Tensor dequantize_rowwise(const at::Tensor& qdata, const at::Tensor& scale,

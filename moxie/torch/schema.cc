@@ -37,26 +37,25 @@ TORCH_LIBRARY(moxie, m) {
       "str colwise_block='32x1', str rule='rceil', str scale_layout='plain', Tensor(a!) qdata, "
       "Tensor(b!) scale, Tensor(c!) qdata_t, Tensor(d!) scale_t) -> ()");
 
-  // The inverses. Scales are plain or swizzled, which their shape says; where both have the same
-  // (no offs, blocks of 32, sides that need no padding) they are plain. x comes back [R, C] or [G,
-  // N, K], bf16 (dtype=None) or f32.
+  // The inverses; scale_layout is that of the scales they read. x comes back [R, C] or [G, N, K],
+  // bf16 (dtype=None) or f32.
   def("dequantize_rowwise(Tensor qdata, Tensor scale, *, Tensor? offs=None, str block='1x32', "
-      "ScalarType? dtype=None) -> Tensor x");
+      "ScalarType? dtype=None, str scale_layout='plain') -> Tensor x");
   def("dequantize_rowwise.out(Tensor qdata, Tensor scale, *, Tensor? offs=None, "
-      "str block='1x32', Tensor(a!) x) -> ()");
+      "str block='1x32', str scale_layout='plain', Tensor(a!) x) -> ()");
   // num_rows is R, or N of weights: the padding of qdata_t hides it.
   def("dequantize_colwise(Tensor qdata_t, Tensor scale_t, SymInt num_rows, *, Tensor? offs=None, "
-      "str block='32x1', ScalarType? dtype=None) -> Tensor x");
+      "str block='32x1', ScalarType? dtype=None, str scale_layout='plain') -> Tensor x");
   def("dequantize_colwise.out(Tensor qdata_t, Tensor scale_t, SymInt num_rows, *, "
-      "Tensor? offs=None, str block='32x1', Tensor(a!) x) -> ()");
+      "Tensor? offs=None, str block='32x1', str scale_layout='plain', Tensor(a!) x) -> ()");
 
-  // The rowwise form, scales as above -> the colwise form, straight from FP8.
+  // The rowwise form, its scales in from_layout -> the colwise form, straight from FP8.
   def("requantize(Tensor qdata, Tensor scale, *, Tensor? offs=None, str block='1x32', "
-      "str colwise_block='32x1', str rule='rceil', str scale_layout='plain') -> "
-      "(Tensor qdata_t, Tensor scale_t)");
+      "str colwise_block='32x1', str rule='rceil', str scale_layout='plain', "
+      "str from_layout='plain') -> (Tensor qdata_t, Tensor scale_t)");
   def("requantize.out(Tensor qdata, Tensor scale, *, Tensor? offs=None, str block='1x32', "
       "str colwise_block='32x1', str rule='rceil', str scale_layout='plain', "
-      "Tensor(a!) qdata_t, Tensor(b!) scale_t) -> ()");
+      "str from_layout='plain', Tensor(a!) qdata_t, Tensor(b!) scale_t) -> ()");
 
   // FP8 rowwise, scales f32: qdata as x and scale [R] or [G, N]
   def("quantize_per_row(Tensor x, *, Tensor? offs=None) -> (Tensor qdata, Tensor scale)");

@@ -19,6 +19,12 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
+bool has_shape(const Tensor& tensor, const SymShape& shape) {
+  bool equal = tensor.dim() == shape.dims;
+  for (int i = 0; equal && i < shape.dims; ++i) equal = same(tensor.sym_size(i), shape[i]);
+  return equal;
+}
+
 template <class Int, class Size>
 BasicShape<Int> shape_from(const Tensor& tensor, Size&& size) {
   switch (tensor.dim()) {
@@ -98,25 +104,24 @@ void check_device(const Input& input, const Tensor& like) {
 }
 
 void check_shape(const Input& input, const SymShape& expected) {
-  bool equal = input.tensor.dim() == expected.dims;
-  for (int i = 0; equal && i < expected.dims; ++i)
-    equal = same(input.tensor.sym_size(i), expected[i]);
-  TORCH_CHECK_VALUE(equal, input.op, ": ", input.name, " must be ", text(expected), ", got ",
-                    input.tensor.sym_sizes());
+  TORCH_CHECK_VALUE(has_shape(input.tensor, expected), input.op, ": ", input.name, " must be ",
+                    text(expected), ", got ", input.tensor.sym_sizes());
 }
 
-ScaleLayout check_scale_shape(const Input& scale, const SymShape& plain, const SymShape& swizzled) {
-  bool is_plain = scale.tensor.dim() == plain.dims;
-  for (int i = 0; is_plain && i < plain.dims; ++i)
-    is_plain = scale.tensor.sym_size(i).sym_eq(plain[i]).guard_or_false(__FILE__, __LINE__);
-  if (is_plain) return ScaleLayout::kPlain;
-  bool is_swizzled = scale.tensor.dim() == swizzled.dims;
-  for (int i = 0; is_swizzled && i < swizzled.dims; ++i)
-    is_swizzled = same(scale.tensor.sym_size(i), swizzled[i]);
-  TORCH_CHECK_VALUE(is_swizzled, scale.op, ": ", scale.name, " must be ", text(plain),
-                    " if it is plain and ", text(swizzled), " if it is swizzled, got ",
-                    scale.tensor.sym_sizes());
-  return ScaleLayout::kSwizzled;
+void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape& plain,
+                       const SymShape& swizzled) {
+  const bool is_plain = said.layout == ScaleLayout::kPlain;
+  const SymShape& expected = is_plain ? plain : swizzled;
+  const SymShape& other = is_plain ? swizzled : plain;
+  if (has_shape(scale.tensor, expected)) return;
+  std::ostringstream hint;
+  if (has_shape(scale.tensor, other)) {
+    const char* layout = name(is_plain ? ScaleLayout::kSwizzled : ScaleLayout::kPlain);
+    hint << ", which has the shape of " << layout << " scales; pass " << said.name << "='" << layout
+         << "'";
+  }
+  TORCH_CHECK_VALUE(false, scale.op, ": ", scale.name, " must be ", text(expected), ", got ",
+                    scale.tensor.sym_sizes(), hint.str());
 }
 
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {

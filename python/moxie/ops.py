@@ -7,7 +7,8 @@ Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or
 - `block` is the rows x cols of x that share a scale: 1x32, 32x1, 32x32, 1x128, 128x1, 128x32 or 128x128. Blocks at an edge
   may be partial, and never reach into another group.
 - `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
-- `scale_layout` is plain (row-major) or swizzled (the order in which block-scaled tensor cores read it).
+- `scale_layout` is plain (row-major) or swizzled (the order in which block-scaled tensor cores read it). What reads scales
+  must be told: without offs, those of 1x32 and 32x1 have the same shape in both where no side needs padding.
 - Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with R' the
   rows of every group rounded up to the block, or [G, K, N].
 - `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8
@@ -140,21 +141,22 @@ def dequantize_rowwise(
     offs: Optional[Tensor] = None,
     block: Block = "1x32",
     dtype: Optional[torch.dtype] = None,
+    scale_layout: ScaleLayout = "plain",
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """The inverse of quantize_rowwise, in bf16 (if no dtype is given) or f32.
 
-    The shape of `scale` says whether it is plain or swizzled. Both have the same without offs where 1x32 blocks need no padding
-    (rows and columns are multiples of 128): then it is plain, and swizzled scales take `unswizzle_scale` first.
+    scale_layout is that of `scale`, as it was given to quantize_rowwise.
 
     >>> x = torch.tensor([[1.0, -2.0, 3.5, 0.0]])
     >>> moxie.dequantize_rowwise(*moxie.quantize_rowwise(x), dtype=torch.float32)
     tensor([[ 1.0000, -2.0000,  3.5000,  0.0000]])
     """
     if out is None:
-        return _ops.dequantize_rowwise(qdata, scale, offs=offs, block=block, dtype=dtype)
+        return _ops.dequantize_rowwise(
+            qdata, scale, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
     _check_dtype_of_out("dequantize_rowwise", dtype, out)
-    _ops.dequantize_rowwise.out(qdata, scale, offs=offs, block=block, x=out)
+    _ops.dequantize_rowwise.out(qdata, scale, offs=offs, block=block, scale_layout=scale_layout, x=out)
     return out
 
 
@@ -166,11 +168,12 @@ def dequantize_colwise(
     offs: Optional[Tensor] = None,
     block: Block = "32x1",
     dtype: Optional[torch.dtype] = None,
+    scale_layout: ScaleLayout = "plain",
     out: Optional[Tensor] = None,
 ) -> Tensor:
     """The inverse of quantize_colwise: x, no longer transposed.
 
-    num_rows is R, or N of weights; the padding of qdata_t hides it. scale_t is plain or swizzled, as in `dequantize_rowwise`.
+    num_rows is R, or N of weights; the padding of qdata_t hides it. scale_layout is that of `scale_t`.
 
     >>> x = torch.tensor([[1.0, -2.0], [3.5, 0.0], [7.0, 2.0]])
     >>> moxie.dequantize_colwise(*moxie.quantize_colwise(x), 3, dtype=torch.float32)
@@ -179,9 +182,11 @@ def dequantize_colwise(
             [ 7.0000,  2.0000]])
     """
     if out is None:
-        return _ops.dequantize_colwise(qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype)
+        return _ops.dequantize_colwise(
+            qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
     _check_dtype_of_out("dequantize_colwise", dtype, out)
-    _ops.dequantize_colwise.out(qdata_t, scale_t, num_rows, offs=offs, block=block, x=out)
+    _ops.dequantize_colwise.out(
+        qdata_t, scale_t, num_rows, offs=offs, block=block, scale_layout=scale_layout, x=out)
     return out
 
 
@@ -194,12 +199,13 @@ def requantize(
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
+    from_layout: ScaleLayout = "plain",
     out: Optional[tuple[Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor]:
     """The rowwise form to the colwise form, straight from FP8.
 
-    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory. `scale` is plain or swizzled, as in
-    `dequantize_rowwise`; scale_layout is the result's.
+    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory. block and from_layout are those of
+    `scale`, colwise_block and scale_layout those of the result.
 
     >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
     >>> qdata_t, scale_t = moxie.requantize(qdata, scale)
@@ -209,11 +215,12 @@ def requantize(
     """
     if out is None:
         return _ops.requantize(
-            qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
+            qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
+            from_layout=from_layout)
     qdata_t, scale_t = _unpack_out("requantize", out, "qdata_t scale_t")
     _ops.requantize.out(
         qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
-        qdata_t=qdata_t, scale_t=scale_t)
+        from_layout=from_layout, qdata_t=qdata_t, scale_t=scale_t)
     return out
 
 

@@ -124,6 +124,10 @@ def _swizzled_grouped(form: str, **kwargs):
     return make
 
 
+def _swizzled_weights(device, rows):
+    return moxie.quantize_rowwise(_weights(device, rows), scale_layout="swizzled"), {"from_layout": "swizzled"}
+
+
 def _swizzle_grouped(device, rows):
     x, offs = _tokens(device, rows)
     return (moxie.quantize_rowwise(x)[1],), {"offs": offs}
@@ -268,10 +272,11 @@ CASES = [
          lambda device, rows: ((_weights(device, rows),), {"scale_layout": "swizzled", "rule": "even"})),
     Case("dequantize_rowwise", lambda device, rows: (_rowwise_form(device, rows), {})),
     Case("dequantize_colwise", _dequantize_colwise_grouped),
-    Case("dequantize_rowwise-swizzled", _swizzled_grouped("rowwise")),
-    Case("dequantize_colwise-swizzled", _swizzled_grouped("colwise")),
+    Case("dequantize_rowwise-swizzled", _swizzled_grouped("rowwise", scale_layout="swizzled")),
+    Case("dequantize_colwise-swizzled", _swizzled_grouped("colwise", scale_layout="swizzled")),
     Case("requantize", lambda device, rows: (_rowwise_form(device, rows), {"rule": "ceil"})),
-    Case("requantize-swizzled", _swizzled_grouped("rowwise", scale_layout="swizzled")),
+    Case("requantize-swizzled", _swizzled_grouped("rowwise", from_layout="swizzled", scale_layout="swizzled")),
+    Case("requantize-swizzled_weights", _swizzled_weights),
     _with_offs("quantize_per_row"),
     _with_offs("quantize_per_col"),
     Case("quantize_per_col-weights", lambda device, rows: ((_weights(device, rows),), {})),

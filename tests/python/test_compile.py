@@ -119,7 +119,9 @@ def test_the_number_of_rows_may_depend_on_data(device):
         swizzled = moxie.swizzle_scale(scale, offs=offs)
         return (qdata, scale, qdata_t, scale_t, moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs),
                 moxie.unpad_groups(padded, offs, starts, y.shape[0]), *moxie.requantize(qdata, scale, offs=offs),
-                moxie.unswizzle_scale(swizzled, y.shape[0], scale.shape[1], offs=offs))
+                moxie.unswizzle_scale(swizzled, y.shape[0], scale.shape[1], offs=offs),
+                moxie.dequantize_rowwise(qdata, swizzled, offs=offs, scale_layout="swizzled"),
+                *moxie.requantize(qdata, swizzled, offs=offs, from_layout="swizzled"))
 
     function, counter = compiled(chosen, "aot_eager")
     for rows in SIZES:

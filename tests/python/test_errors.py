@@ -11,7 +11,9 @@ W = torch.zeros(3, 64, 96)
 OFFS = sizes_to_offs([30, 0, 40])
 QDATA = torch.zeros(70, 96, dtype=torch.float8_e4m3fn)
 SCALE = e8m0(torch.zeros(70, 3))
+SWIZZLED = moxie.swizzle_scale(SCALE)
 QDATA_T, SCALE_T = moxie.quantize_colwise(X, offs=OFFS)
+W_QDATA, W_SWIZZLED = moxie.quantize_rowwise(W, scale_layout="swizzled")
 PADDED, STARTS, _ = moxie.pad_groups(X, OFFS)
 
 
@@ -41,18 +43,30 @@ BAD_CALLS = [
     # shapes
     ("quantize_rowwise", (X[0],), {}, ValueError, "x must be a matrix or a stack of matrices (2 or 3 dims), got 1 dims"),
     ("quantize_per_col", (W[None],), {}, ValueError, "x must be a matrix or a stack of matrices", "got 4 dims"),
-    ("dequantize_rowwise", (QDATA, SCALE[:5]), {}, ValueError,
-     "scale must be [70, 3] if it is plain and [128, 4] if it is swizzled, got [5, 3]"),
-    ("dequantize_rowwise", (QDATA, SCALE), {"block": "32x32"}, ValueError,
-     "scale must be [3, 3] if it is plain and [128, 4] if it is swizzled, got [70, 3]"),
-    ("dequantize_rowwise", (QDATA, SCALE[0]), {}, ValueError,
-     "scale must be [70, 3] if it is plain and [128, 4] if it is swizzled, got [3]"),
-    ("dequantize_colwise", (QDATA_T, SCALE_T[:5], 70), {"offs": OFFS}, ValueError,
-     "scale_t must be [96, 5] if it is plain and [128, 17] if it is swizzled, got [5, 5]"),
+    ("dequantize_rowwise", (QDATA, SCALE[:5]), {}, ValueError, "scale must be [70, 3], got [5, 3]"),
+    ("dequantize_rowwise", (QDATA, SCALE), {"block": "32x32"}, ValueError, "scale must be [3, 3], got [70, 3]"),
+    ("dequantize_rowwise", (QDATA, SCALE[0]), {}, ValueError, "scale must be [70, 3], got [3]"),
+    ("dequantize_colwise", (QDATA_T, SCALE_T[:5], 70), {"offs": OFFS}, ValueError, "scale_t must be [96, 5], got [5, 5]"),
     ("dequantize_colwise", (QDATA_T, SCALE_T, 700), {"offs": OFFS}, ValueError, "qdata_t must be [96, 768], got [96, 160]"),
     ("dequantize_colwise", (QDATA_T, SCALE_T, -1), {"offs": OFFS}, ValueError, "num_rows must not be negative, got -1"),
-    ("requantize", (QDATA, SCALE[:, :2]), {}, ValueError,
-     "scale must be [70, 3] if it is plain and [128, 4] if it is swizzled, got [70, 2]"),
+    ("requantize", (QDATA, SCALE[:, :2]), {}, ValueError, "scale must be [70, 3], got [70, 2]"),
+    # the other layout
+    ("dequantize_rowwise", (QDATA, SWIZZLED), {}, ValueError,
+     "scale must be [70, 3], got [128, 4], which has the shape of swizzled scales; pass scale_layout='swizzled'"),
+    ("dequantize_rowwise", (QDATA, SCALE), {"scale_layout": "swizzled"}, ValueError,
+     "scale must be [128, 4], got [70, 3], which has the shape of plain scales; pass scale_layout='plain'"),
+    ("dequantize_rowwise", (QDATA, SWIZZLED), {"out": X.clone()}, ValueError,
+     "which has the shape of swizzled scales; pass scale_layout='swizzled'"),
+    ("dequantize_colwise", (QDATA_T, SCALE_T, 70), {"offs": OFFS, "scale_layout": "swizzled"}, ValueError,
+     "scale_t must be [128, 17], got [96, 5], which has the shape of plain scales; pass scale_layout='plain'"),
+    ("dequantize_colwise", (QDATA_T, SCALE_T[:5], 70), {"offs": OFFS, "scale_layout": "swizzled"}, ValueError,
+     "scale_t must be [128, 17], got [5, 5]"),
+    ("dequantize_rowwise", (W_QDATA, W_SWIZZLED), {}, ValueError,
+     "scale must be [3, 64, 3], got [3, 512], which has the shape of swizzled scales; pass scale_layout='swizzled'"),
+    ("requantize", (QDATA, SWIZZLED), {"scale_layout": "swizzled"}, ValueError,
+     "scale must be [70, 3], got [128, 4], which has the shape of swizzled scales; pass from_layout='swizzled'"),
+    ("requantize", (QDATA, SCALE), {"from_layout": "swizzled"}, ValueError,
+     "scale must be [128, 4], got [70, 3], which has the shape of plain scales; pass from_layout='plain'"),
     ("swizzle_scale", (SCALE[0],), {}, ValueError, "scale must be a matrix or a stack", "got 1 dims"),
     ("unswizzle_scale", (SCALE, 70, 3), {}, ValueError, "swizzled must be [128, 4], or [groups, 512] for a stack, got [70, 3]"),
     ("unswizzle_scale", (SCALE, 70, -3), {}, ValueError, "cols must not be negative, got -3"),
@@ -84,6 +98,10 @@ BAD_CALLS = [
     ("quantize_rowwise", (X,), {"rule": "round"}, ValueError, "rule must be one of rceil, floor, ceil, even, got 'round'"),
     ("quantize_colwise", (X,), {"scale_layout": "blocked"}, ValueError,
      "scale_layout must be plain or swizzled, got 'blocked'"),
+    ("dequantize_rowwise", (QDATA, SCALE), {"scale_layout": "blocked"}, ValueError,
+     "scale_layout must be plain or swizzled, got 'blocked'"),
+    ("requantize", (QDATA, SCALE), {"from_layout": "blocked"}, ValueError,
+     "from_layout must be plain or swizzled, got 'blocked'"),
     ("swizzle_scale", (SCALE,), {"form": "rows"}, ValueError, "form must be rowwise or colwise, got 'rows'"),
     ("pad_groups", (X, OFFS, 0), {}, ValueError, "alignment must be", "got 0"),
     ("padded_offs", (OFFS, 2**31), {}, ValueError, "alignment must be", "got 2147483648"),

@@ -139,28 +139,42 @@ def test_swizzled_scales_are_read_as_plain_ones_are(sizes, device):
                            for layout in ("plain", "swizzled"))
         assert plain[1].shape != swizzled[1].shape
         for dtype in (F32, BF16):
-            assert_same_bytes([moxie.dequantize_rowwise(*swizzled, offs=offs, block=block, dtype=dtype)],
-                              [moxie.dequantize_rowwise(*plain, offs=offs, block=block, dtype=dtype)], block)
+            kwargs = {"offs": offs, "block": block, "dtype": dtype}
+            assert_same_bytes([moxie.dequantize_rowwise(*swizzled, scale_layout="swizzled", **kwargs)],
+                              [moxie.dequantize_rowwise(*plain, **kwargs)], block)
         for colwise_block in COLWISE_BLOCKS:
             for layout in ("plain", "swizzled"):
                 kwargs = {"offs": offs, "block": block, "colwise_block": colwise_block, "scale_layout": layout}
-                assert_same_bytes(moxie.requantize(*swizzled, **kwargs), moxie.requantize(*plain, **kwargs),
-                                  f"{block} {colwise_block} {layout}")
+                assert_same_bytes(moxie.requantize(*swizzled, from_layout="swizzled", **kwargs),
+                                  moxie.requantize(*plain, **kwargs), f"{block} {colwise_block} {layout}")
     for block in COLWISE_BLOCKS:
         plain, swizzled = (moxie.quantize_colwise(x, offs=offs, block=block, scale_layout=layout)
                            for layout in ("plain", "swizzled"))
         assert plain[1].shape != swizzled[1].shape
         for dtype in (F32, BF16):
-            assert_same_bytes([moxie.dequantize_colwise(*swizzled, x.shape[-2], offs=offs, block=block, dtype=dtype)],
-                              [moxie.dequantize_colwise(*plain, x.shape[-2], offs=offs, block=block, dtype=dtype)], block)
+            kwargs = {"offs": offs, "block": block, "dtype": dtype}
+            assert_same_bytes([moxie.dequantize_colwise(*swizzled, x.shape[-2], scale_layout="swizzled", **kwargs)],
+                              [moxie.dequantize_colwise(*plain, x.shape[-2], **kwargs)], block)
 
 
-def test_scales_whose_shape_is_that_of_both_layouts_are_plain(device):
-    x = random_values(128, 128, device=device)
-    qdata, scale = moxie.quantize_rowwise(x)
-    swizzled = moxie.swizzle_scale(scale)
-    assert scale.shape == swizzled.shape
-    back = moxie.dequantize_rowwise(qdata, scale, dtype=F32)
-    assert (back - x.float()).abs().max() <= x.float().abs().max() / 16
-    again = moxie.unswizzle_scale(swizzled, 128, 4)
-    assert_same_bytes([moxie.dequantize_rowwise(qdata, again, dtype=F32)], [back], "unswizzled")
+@pytest.mark.parametrize("shape", ((128, 128), (256, 384)), ids=str)
+def test_scales_whose_shape_is_that_of_both_layouts_are_read_as_the_call_says(shape, device):
+    x = random_values(*shape, device=device)
+    qdata, scale, qdata_t, scale_t = moxie.quantize_both(x)
+    _, swizzled, _, swizzled_t = moxie.quantize_both(x, scale_layout="swizzled")
+    for a, b in ((swizzled, scale), (swizzled_t, scale_t)):
+        assert a.shape == b.shape and not torch.equal(as_bytes(a), as_bytes(b))
+
+    said = {"scale_layout": "swizzled"}
+    rowwise = moxie.dequantize_rowwise(qdata, scale, dtype=F32)
+    colwise = moxie.dequantize_colwise(qdata_t, scale_t, shape[0], dtype=F32)
+    for back in (rowwise, colwise):
+        assert (back - x.float()).abs().max() <= x.float().abs().max() / 16
+    for kwargs in ({"dtype": F32}, {"out": torch.empty_like(rowwise)}):
+        assert_same_bytes([moxie.dequantize_rowwise(qdata, swizzled, **said, **kwargs)], [rowwise])
+        assert_same_bytes([moxie.dequantize_colwise(qdata_t, swizzled_t, shape[0], **said, **kwargs)], [colwise])
+    for layout in ("plain", "swizzled"):  # of the result
+        expected = moxie.requantize(qdata, scale, scale_layout=layout)
+        for kwargs in ({}, {"out": tuple(map(torch.empty_like, expected))}):
+            actual = moxie.requantize(qdata, swizzled, from_layout="swizzled", scale_layout=layout, **kwargs)
+            assert_same_bytes(actual, expected, layout)

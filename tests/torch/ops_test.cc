@@ -54,6 +54,25 @@ TEST(Ops, RequantizeIsDequantizeThenQuantize) {
   EXPECT_TRUE(same_bytes(qdata_t, expected) && same_bytes(scale_t, expected_scale));
 }
 
+TEST(Ops, SwizzledScalesAreReadAsPlainOnesAreWhereTheirShapeIsTheSame) {
+  const at::Tensor x = at::randn({256, 128});
+  const auto [qdata, plain, qdata_t, plain_t] = ops::quantize_both(x);
+  const ops::QuantizeOptions options{.scale_layout = "swizzled"};
+  const auto [qdata_1, scale, qdata_t_1, scale_t] = ops::quantize_both(x, options);
+  ASSERT_EQ(scale.sizes(), plain.sizes());
+  ASSERT_EQ(scale_t.sizes(), plain_t.sizes());
+  EXPECT_TRUE(same_bytes(ops::dequantize_rowwise(qdata, scale, {.scale_layout = "swizzled"}),
+                         ops::dequantize_rowwise(qdata, plain)));
+  EXPECT_TRUE(
+      same_bytes(ops::dequantize_colwise(qdata_t, scale_t, 256, {.scale_layout = "swizzled"}),
+                 ops::dequantize_colwise(qdata_t, plain_t, 256)));
+  const auto [actual, actual_scale] = ops::requantize(
+      qdata, scale, {.colwise_block = "128x32", .rule = "floor", .from_layout = "swizzled"});
+  const auto [expected, expected_scale] =
+      ops::requantize(qdata, plain, {.colwise_block = "128x32", .rule = "floor"});
+  EXPECT_TRUE(same_bytes(actual, expected) && same_bytes(actual_scale, expected_scale));
+}
+
 TEST(Ops, ScalesGoThereAndBack) {
   const auto [qdata, scale] =
       ops::quantize_rowwise(at::randn({2, 256, 512}), {.rowwise_block = "128x128"});

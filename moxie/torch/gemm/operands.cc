@@ -268,7 +268,7 @@ Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view bloc
   const std::string to = name(plan.recipe.wgrad_x);
   auto [qdata_t, scale_t] = requantize(x.data, *x.scale,
                                        {.offs = offs,
-                                        .rowwise_block = block,
+                                        .block = block,
                                         .colwise_block = to,
                                         .rule = name(plan.recipe.rule),
                                         .scale_layout = text(plan.layout())});

@@ -17,15 +17,11 @@ struct Request {
   Block block;
   std::optional<c10::SymInt> num_rows;  // colwise: the padding hides it
   at::ScalarType dtype;
-};
-
-struct Checked {
-  Results results;
   ScaleLayout layout;
 };
 
-Checked check(const Request& request) {
-  const auto& [op, form, qdata, scale, offs, block, num_rows, dtype] = request;
+Results results_of(const Request& request) {
+  const auto& [op, form, qdata, scale, offs, block, num_rows, dtype, layout] = request;
   const bool rowwise = form == Form::kRowwise;
   const char* qdata_name = rowwise ? "qdata" : "qdata_t";
   const char* scale_name = rowwise ? "scale" : "scale_t";
@@ -42,24 +38,23 @@ Checked check(const Request& request) {
                       ": num_rows must not be negative, got ", *num_rows);
     x = x.dims == 3 ? SymShape(x[0], *num_rows, x[1]) : SymShape(*num_rows, x[0]);
   }
-  const auto shape_in = [&](ScaleLayout layout) {
-    return operand_shape(x, num_groups(offs), form, block, layout);
+  const auto shape_in = [&](ScaleLayout in) {
+    return operand_shape(x, num_groups(offs), form, block, in);
   };
-  const auto plain = shape_in(ScaleLayout::kPlain);
+  const auto plain = shape_in(ScaleLayout::kPlain), swizzled = shape_in(ScaleLayout::kSwizzled);
   check_shape({op, qdata_name, qdata}, plain.qdata);
-  const ScaleLayout layout = check_scale_shape({op, scale_name, scale}, plain.scale,
-                                               shape_in(ScaleLayout::kSwizzled).scale);
-  return {{{"x", dtype, x}}, layout};
+  check_scale_shape({op, scale_name, scale}, {"scale_layout", layout}, plain.scale, swizzled.scale);
+  return {{"x", dtype, x}};
 }
 
-void run(const Request& request, ScaleLayout layout, const std::vector<Tensor>& out) {
+void run(const Request& request, const std::vector<Tensor>& out) {
   if (request.qdata.is_meta()) return;
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
   dequantize({.form = request.form,
               .block = request.block,
-              .layout = layout,
+              .layout = request.layout,
               .qdata = const_view<e4m3>(qdata),
               .scale = const_view<e8m0>(scale),
               .offs = offs_view(offs),
@@ -68,61 +63,75 @@ void run(const Request& request, ScaleLayout layout, const std::vector<Tensor>& 
 }
 
 Tensor call(const Request& request) {
-  const Checked checked = check(request);
-  const auto out = allocate(checked.results, request.qdata);
-  run(request, checked.layout, out);
+  const auto out = allocate(results_of(request), request.qdata);
+  run(request, out);
   return out[0];
 }
 
 void call_out(const Request& request, const Tensor& x) {
   const std::vector<Tensor> out = {x};
-  const Checked checked = check(request);
-  check_out(request.op, checked.results, out, {request.qdata, request.scale, request.offs});
-  run(request, checked.layout, out);
+  check_out(request.op, results_of(request), out, {request.qdata, request.scale, request.offs});
+  run(request, out);
   mark_written(out);
 }
 
 constexpr const char* kRowwiseOp = "dequantize_rowwise";
 constexpr const char* kColwiseOp = "dequantize_colwise";
 
-Request rowwise(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
-                std::string_view block, std::optional<at::ScalarType> dtype) {
-  return {kRowwiseOp, Form::kRowwise,
-          qdata,      scale,
-          offs,       parse_block(block, kRowwiseOp, "block"),
-          {},         high_precision(dtype, kRowwiseOp)};
+using Text = std::string_view;
+
+Request rowwise(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs, Text block,
+                std::optional<at::ScalarType> dtype, Text layout) {
+  return {kRowwiseOp,
+          Form::kRowwise,
+          qdata,
+          scale,
+          offs,
+          parse_block(block, kRowwiseOp, "block"),
+          {},
+          high_precision(dtype, kRowwiseOp),
+          parse_layout(layout, kRowwiseOp)};
 }
 
 Request colwise(const Tensor& qdata_t, const Tensor& scale_t, const c10::SymInt& num_rows,
-                const OptionalTensor& offs, std::string_view block,
-                std::optional<at::ScalarType> dtype) {
-  return {kColwiseOp, Form::kColwise,
-          qdata_t,    scale_t,
-          offs,       parse_block(block, kColwiseOp, "block"),
-          num_rows,   high_precision(dtype, kColwiseOp)};
+                const OptionalTensor& offs, Text block, std::optional<at::ScalarType> dtype,
+                Text layout) {
+  return {kColwiseOp,
+          Form::kColwise,
+          qdata_t,
+          scale_t,
+          offs,
+          parse_block(block, kColwiseOp, "block"),
+          num_rows,
+          high_precision(dtype, kColwiseOp),
+          parse_layout(layout, kColwiseOp)};
 }
 
 Tensor dequantize_rowwise(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
-                          std::string_view block, std::optional<at::ScalarType> dtype) {
-  return with_op(kRowwiseOp, [&] { return call(rowwise(qdata, scale, offs, block, dtype)); });
+                          Text block, std::optional<at::ScalarType> dtype, Text layout) {
+  return with_op(kRowwiseOp,
+                 [&] { return call(rowwise(qdata, scale, offs, block, dtype, layout)); });
 }
 
 void dequantize_rowwise_out(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
-                            std::string_view block, const Tensor& x) {
-  with_op(kRowwiseOp, [&] { call_out(rowwise(qdata, scale, offs, block, x.scalar_type()), x); });
+                            Text block, Text layout, const Tensor& x) {
+  with_op(kRowwiseOp,
+          [&] { call_out(rowwise(qdata, scale, offs, block, x.scalar_type(), layout), x); });
 }
 
 Tensor dequantize_colwise(const Tensor& qdata_t, const Tensor& scale_t, c10::SymInt num_rows,
-                          const OptionalTensor& offs, std::string_view block,
-                          std::optional<at::ScalarType> dtype) {
-  return with_op(kColwiseOp,
-                 [&] { return call(colwise(qdata_t, scale_t, num_rows, offs, block, dtype)); });
+                          const OptionalTensor& offs, Text block,
+                          std::optional<at::ScalarType> dtype, Text layout) {
+  return with_op(kColwiseOp, [&] {
+    return call(colwise(qdata_t, scale_t, num_rows, offs, block, dtype, layout));
+  });
 }
 
 void dequantize_colwise_out(const Tensor& qdata_t, const Tensor& scale_t, c10::SymInt num_rows,
-                            const OptionalTensor& offs, std::string_view block, const Tensor& x) {
-  with_op(kColwiseOp,
-          [&] { call_out(colwise(qdata_t, scale_t, num_rows, offs, block, x.scalar_type()), x); });
+                            const OptionalTensor& offs, Text block, Text layout, const Tensor& x) {
+  with_op(kColwiseOp, [&] {
+    call_out(colwise(qdata_t, scale_t, num_rows, offs, block, x.scalar_type(), layout), x);
+  });
 }
 
 }  // namespace

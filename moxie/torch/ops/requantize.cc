@@ -17,27 +17,25 @@ struct Request {
   Block block, colwise_block;
   ScaleRule rule;
   ScaleLayout layout;  // of the result
+  ScaleLayout from_layout;
 };
 
-Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
-              std::string_view block, std::string_view colwise_block, std::string_view rule,
-              std::string_view layout) {
+using Text = std::string_view;
+
+Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs, Text block,
+              Text colwise_block, Text rule, Text layout, Text from_layout) {
   return {qdata,
           scale,
           offs,
           parse_block(block, kOp, "block"),
           parse_block(colwise_block, kOp, "colwise_block"),
           parse_rule(rule, kOp),
-          parse_layout(layout, kOp)};
+          parse_layout(layout, kOp),
+          parse_layout(from_layout, kOp, "from_layout")};
 }
 
-struct Checked {
-  Results results;
-  ScaleLayout source_layout;
-};
-
-Checked check(const Request& request) {
-  const auto& [qdata, scale, offs, block, colwise_block, rule, layout] = request;
+Results results_of(const Request& request) {
+  const auto& [qdata, scale, offs, block, colwise_block, rule, layout, from_layout] = request;
   check_e4m3({kOp, "qdata", qdata});
   check_e8m0({kOp, "scale", scale});
   check_matrix_or_stack({kOp, "qdata", qdata});
@@ -46,25 +44,24 @@ Checked check(const Request& request) {
   check_block(kOp, Form::kRowwise, block, offs);
   check_block(kOp, Form::kColwise, colwise_block, offs);
   const auto x = sym_shape(qdata);
-  const auto scale_in = [&](ScaleLayout source_layout) {
-    return operand_shape(x, num_groups(offs), Form::kRowwise, block, source_layout).scale;
+  const auto scale_in = [&](ScaleLayout in) {
+    return operand_shape(x, num_groups(offs), Form::kRowwise, block, in).scale;
   };
-  const ScaleLayout source_layout = check_scale_shape(
-      {kOp, "scale", scale}, scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled));
+  check_scale_shape({kOp, "scale", scale}, {"from_layout", from_layout},
+                    scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled));
   const auto shape = operand_shape(x, num_groups(offs), Form::kColwise, colwise_block, layout);
-  return {
-      {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata}, {"scale_t", at::kFloat8_e8m0fnu, shape.scale}},
-      source_layout};
+  return {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata},
+          {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};
 }
 
-void run(const Request& request, ScaleLayout source_layout, const std::vector<Tensor>& out) {
+void run(const Request& request, const std::vector<Tensor>& out) {
   if (request.qdata.is_meta()) return;
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
   moxie::requantize(
       {.block = request.block,
-       .layout = source_layout,
+       .layout = request.from_layout,
        .qdata = const_view<e4m3>(qdata),
        .scale = const_view<e8m0>(scale),
        .offs = offs_view(offs),
@@ -74,27 +71,24 @@ void run(const Request& request, ScaleLayout source_layout, const std::vector<Te
 }
 
 std::tuple<Tensor, Tensor> requantize(const Tensor& qdata, const Tensor& scale,
-                                      const OptionalTensor& offs, std::string_view block,
-                                      std::string_view colwise_block, std::string_view rule,
-                                      std::string_view layout) {
+                                      const OptionalTensor& offs, Text block, Text colwise_block,
+                                      Text rule, Text layout, Text from_layout) {
   return with_op(kOp, [&] {
-    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
-    const Checked checked = check(request);
-    const auto out = allocate(checked.results, qdata);
-    run(request, checked.source_layout, out);
+    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout, from_layout);
+    const auto out = allocate(results_of(request), qdata);
+    run(request, out);
     return std::tuple(out[0], out[1]);
   });
 }
 
 void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
-                    std::string_view block, std::string_view colwise_block, std::string_view rule,
-                    std::string_view layout, const Tensor& qdata_t, const Tensor& scale_t) {
+                    Text block, Text colwise_block, Text rule, Text layout, Text from_layout,
+                    const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kOp, [&] {
-    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout);
+    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout, from_layout);
     const std::vector<Tensor> out = {qdata_t, scale_t};
-    const Checked checked = check(request);
-    check_out(kOp, checked.results, out, {qdata, scale, offs});
-    run(request, checked.source_layout, out);
+    check_out(kOp, results_of(request), out, {qdata, scale, offs});
+    run(request, out);
     mark_written(out);
   });
 }
