@@ -8,10 +8,6 @@
 namespace moxie::ops {
 namespace {
 
-const char* text(ScaleLayout layout) {
-  return layout == ScaleLayout::kPlain ? "plain" : "swizzled";
-}
-
 // What a pass without quantization multiplies: bf16, unless the recipe keeps the dtype.
 Tensor high_precision_operand(const Recipe& recipe, const Tensor& x) {
   return recipe.keeps_dtype ? x : x.to(at::kBFloat16);
@@ -57,7 +53,7 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
                                 .rowwise_block = rowwise,
                                 .colwise_block = colwise,
                                 .rule = name(plan.recipe.rule),
-                                .scale_layout = text(plan.layout())};
+                                .scale_layout = name(plan.layout())};
   switch (need) {
     case Need::kRowwise: {
       auto [qdata, scale] = quantize_rowwise(x, options);
@@ -73,6 +69,16 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
   return {{qdata, scale}, {qdata_t, scale_t}};
 }
 
+// The colwise form of x; options say how it comes.
+Quantized requantize_by_block(const Plan& plan, const Quantized& x, RequantizeOptions options) {
+  const std::string colwise = name(plan.recipe.wgrad_x);
+  options.colwise_block = colwise;
+  options.rule = name(plan.recipe.rule);
+  options.scale_layout = name(plan.layout());
+  auto [qdata_t, scale_t] = requantize(x.data, *x.scale, options);
+  return {qdata_t, scale_t};
+}
+
 // What an op fused with the quantizer of x or dy takes of a recipe.
 struct TokenOptions : QuantizeOptions {
   TokenOptions(const Plan& plan, const OptionalTensor& ends, Block colwise)
@@ -81,7 +87,7 @@ struct TokenOptions : QuantizeOptions {
     rowwise_block = rowwise_name;
     colwise_block = colwise_name;
     rule = name(plan.recipe.rule);
-    scale_layout = text(plan.layout());
+    scale_layout = name(plan.layout());
   }
   TokenOptions(const TokenOptions&) = delete;  // blocks are views of the names
   TokenOptions& operator=(const TokenOptions&) = delete;
@@ -224,7 +230,7 @@ void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out) 
                     {.rowwise_block = row,
                      .colwise_block = col,
                      .rule = name(plan.recipe.rule),
-                     .scale_layout = text(plan.layout())},
+                     .scale_layout = name(plan.layout())},
                     rowwise.data, *rowwise.scale, colwise.data, *colwise.scale);
 }
 
@@ -232,12 +238,9 @@ Quantized requantize_tokens(const Plan& plan, const Quantized& x, const Optional
   // One scale per row has no FP8 to FP8 conversion: what was kept is x itself.
   if (plan.recipe.scaling == Scaling::kRow)
     return quantize_tokens(plan, x.data, offs, Role::kX, Need::kColwise).colwise;
-  // Swizzled scales stand for 1 x 32 each, whatever the block was.
-  const bool swizzled = plan.layout() == ScaleLayout::kSwizzled;
-  const Tensor scale =
-      swizzled ? unswizzle_scale(*x.scale, x.data.sym_size(0), (x.data.sym_size(1) + 31) / 32, offs)
-               : *x.scale;
-  return colwise_mx(plan, {x.data, scale}, swizzled ? "1x32" : name(plan.recipe.activations), offs);
+  const std::string block = name(plan.recipe.activations);
+  return requantize_by_block(plan, x,
+                             {.offs = offs, .block = block, .from_layout = name(plan.layout())});
 }
 
 void check_mx(const Plan& plan, const char* op, const MxTensor& x) {
@@ -265,14 +268,7 @@ Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view bloc
                      const OptionalTensor& offs) {
   if (!plan.recipe.quantizes_wgrad())
     return {dequantize_rowwise(x.data, *x.scale, {.block = block}), {}};
-  const std::string to = name(plan.recipe.wgrad_x);
-  auto [qdata_t, scale_t] = requantize(x.data, *x.scale,
-                                       {.offs = offs,
-                                        .block = block,
-                                        .colwise_block = to,
-                                        .rule = name(plan.recipe.rule),
-                                        .scale_layout = text(plan.layout())});
-  return {qdata_t, scale_t};
+  return requantize_by_block(plan, x, {.offs = offs, .block = block});
 }
 
 bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::SymInt& groups) {
