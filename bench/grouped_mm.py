@@ -28,6 +28,8 @@ SHAPES = {
     "cpu": ["2048x1024x1024x8"],
     "cuda": ["131072x8192x5120x8", "131072x2048x7168x8", "32768x2048x7168x8", "131072x2048x7168x32"],
 }
+# --grid: few and many rows, one to eight experts, two sizes of them.
+GRID = [(m, n, k, g) for n, k in ((8192, 5120), (2048, 7168)) for m in (32768, 128000) for g in (1, 2, 4, 8)]
 QUICK_SHAPES = {"cpu": ["256x128x256x4"], "cuda": ["8192x1024x2048x8"]}
 NUM_BUFFERS = 2  # sets of inputs that take turns
 DENSE = "torch fp8 rowwise, dense 8192^3"  # what the products are compared with on a GPU
@@ -321,6 +323,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     harness.add_options(parser)
     parser.add_argument("--shape", nargs="+", type=parse_shape, help="MxNxKxG: x [M, K], w [G, N, K]")
+    parser.add_argument("--grid", action="store_true", help="16 shapes: M 32768 and 128000; N x K 8192 x 5120 and 2048 x 7168; G 1, 2, 4, 8")
     parser.add_argument("--recipes", nargs="+", help="default: every one whose numerics differ")
     parser.add_argument("--groups", choices=("ragged", "zipf"), default="ragged",
                         help="sizes near the mean; or one large, one empty, the others falling")
@@ -329,7 +332,7 @@ def main() -> int:
     parser.add_argument("--plot", type=pathlib.Path, help="picture: speed-up against M, and the roofline of --passes")
     options = harness.parse_options(parser)
     recipes = options.recipes or [name for name in moxie.recipe_names() if "emulated" not in name]
-    shapes = options.shape or [
+    shapes = (options.shape or []) + (GRID if options.grid else []) or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
     report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": [], "passes": []}
     for shape in shapes:

@@ -222,8 +222,9 @@ def draw(report: dict, shape: list[int], where: str, name: str) -> None:
     names = [f"{row['op']}  {row['variant']}" for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.3))
     bars = axes.barh(names, [row["gb_per_s"] for row in rows], color="#3b6ea8", height=0.65)
-    axes.bar_label(bars, [f"{row['gb_per_s']:.{1 if row['gb_per_s'] < 1000 else 0}f}" for row in rows], padding=4, fontsize=9)
-    axes.axvline(report["copy"]["gb_per_s"], color="#444444", linestyle="--", linewidth=1)
+    axes.bar_label(bars, [f"{row['gb_per_s']:.{1 if row['gb_per_s'] < 1000 else 0}f}" for row in rows], padding=4, fontsize=9,
+                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    axes.axvline(report["copy"]["gb_per_s"], color="#444444", linestyle="--", linewidth=1, zorder=0)
     axes.text(report["copy"]["gb_per_s"], -0.9, " a copy", color="#444444", fontsize=9, va="center")
     axes.invert_yaxis()
     axes.set_xlabel("GB/s, each tensor counted once")
