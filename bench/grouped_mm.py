@@ -331,6 +331,8 @@ def main() -> int:
     parser.add_argument("--passes", action="store_true", help="also each quantizer and product of a step on its own")
     parser.add_argument("--plot", type=pathlib.Path, help="picture: speed-up against M, and the roofline of --passes")
     options = harness.parse_options(parser)
+    if options.grid and options.quick:
+        parser.error("--grid is 16 large shapes, --quick small ones: give one of them")
     recipes = options.recipes or [name for name in moxie.recipe_names() if "emulated" not in name]
     shapes = (options.shape or []) + (GRID if options.grid else []) or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]

@@ -109,7 +109,7 @@ void check_shape(const Input& input, const SymShape& expected) {
 }
 
 void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape& plain,
-                       const SymShape& swizzled) {
+                       const SymShape& swizzled, const OptionalTensor& offs) {
   const bool is_plain = said.layout == ScaleLayout::kPlain;
   const SymShape& expected = is_plain ? plain : swizzled;
   const SymShape& other = is_plain ? swizzled : plain;
@@ -117,8 +117,12 @@ void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape
   std::ostringstream hint;
   if (has_shape(scale.tensor, other)) {
     const char* layout = name(is_plain ? ScaleLayout::kSwizzled : ScaleLayout::kPlain);
-    hint << ", which has the shape of " << layout << " scales; pass " << said.name << "='" << layout
-         << "'";
+    hint << ", which has the shape of " << layout << " scales";
+    // Then they may be what was said all the same.
+    if (!is_plain && offs)
+      hint << ", or of " << name(said.layout) << " ones that were made without offs";
+    else
+      hint << "; pass " << said.name << "='" << layout << "'";
   }
   TORCH_CHECK_VALUE(false, scale.op, ": ", scale.name, " must be ", text(expected), ", got ",
                     scale.tensor.sym_sizes(), hint.str());

@@ -41,13 +41,13 @@ void check_matrix_or_stack(const Input& input);
 void check_device(const Input& input, const Tensor& like);
 void check_shape(const Input& input, const SymShape& expected);
 // The layout of scales that an op reads, and the argument that says it. Their shape does not
-// always: without offs, blocks of 32 have the same in both where no side needs padding.
+// always: of tokens without offs, 1x32 and 32x1 have the same in both where no side needs padding.
 struct LayoutArg {
   const char* name;
   ScaleLayout layout;
 };
 void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape& plain,
-                       const SymShape& swizzled);
+                       const SymShape& swizzled, const OptionalTensor& offs);
 
 // offs, with x on the same device. Their contents are the core's to check.
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);

@@ -8,7 +8,7 @@ Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or
   may be partial, and never reach into another group.
 - `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
 - `scale_layout` is plain (row-major) or swizzled (the order in which block-scaled tensor cores read it). What reads scales
-  must be told: without offs, those of 1x32 and 32x1 have the same shape in both where no side needs padding.
+  must be told: of tokens without offs, those of 1x32 and 32x1 have the same shape in both where no side needs padding.
 - Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with R' the
   rows of every group rounded up to the block, or [G, K, N].
 - `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8

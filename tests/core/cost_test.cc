@@ -33,6 +33,10 @@ TEST(Cost, OfTheOtherOpsFollowsTheirShapes) {
   const Shape x{8, 64};
   EXPECT_EQ(dequantize_cost(x, Format::kF32, Form::kRowwise, {1, 32}, std::nullopt).bytes(),
             512 + 16 + 512 * 4);
+  EXPECT_EQ(dequantize_cost(x, Format::kF32, Form::kRowwise, {1, 32}, std::nullopt,
+                            ScaleLayout::kSwizzled)
+                .bytes(),
+            512 + 128 * 4 + 512 * 4);
   EXPECT_EQ(requantize_cost({.x = x}).bytes(), 512 + 16 + 64 * 32 + 64);
   EXPECT_EQ(requantize_cost({.x = x, .layout = ScaleLayout::kSwizzled}).bytes(),
             512 + 16 + 64 * 32 + 128 * 4);

@@ -67,18 +67,18 @@ class Large : public ::testing::Test {
     if (!data) data = input(2, cols);
     return {data, Format::kBf16, {rows, cols}};
   }
-  Operand operand(Form form, int64_t rows, int64_t cols = kCols) {
+  Operand operand(Form form, int64_t rows, int64_t cols = kCols,
+                  ScaleLayout layout = ScaleLayout::kPlain) {
     const Block block = form == Form::kRowwise ? Block{1, 32} : Block{32, 1};
-    const auto shape =
-        operand_shape<int64_t>({rows, cols}, std::nullopt, form, block, ScaleLayout::kPlain);
+    const auto shape = operand_shape<int64_t>({rows, cols}, std::nullopt, form, block, layout);
     return {block,
-            ScaleLayout::kPlain,
+            layout,
             {static_cast<e4m3*>(memory(numel(shape.qdata))), shape.qdata},
             {static_cast<e8m0*>(memory(numel(shape.scale))), shape.scale}};
   }
-  QuantizeForms both(int64_t rows, int64_t cols = kCols) {
-    return {.rowwise = operand(Form::kRowwise, rows, cols),
-            .colwise = operand(Form::kColwise, rows, cols)};
+  QuantizeForms both(int64_t rows, int64_t cols = kCols, ScaleLayout layout = ScaleLayout::kPlain) {
+    return {.rowwise = operand(Form::kRowwise, rows, cols, layout),
+            .colwise = operand(Form::kColwise, rows, cols, layout)};
   }
 
   // The last `width` bytes of each of `lines` lines.
@@ -117,6 +117,7 @@ class Large : public ::testing::Test {
     EXPECT_EQ(last_rows(large.data, large.dim(0), bytes),
               last_rows(small.data, small.dim(0), bytes));
   }
+  void dequantize_and_requantize(ScaleLayout layout);  // of what is read
   FloatView values(int64_t rows, int64_t cols = kCols) {
     return {memory(rows * cols * 2), Format::kBf16, {rows, cols}};
   }
@@ -140,8 +141,8 @@ TEST_F(Large, Quantize) {
   expect_same(large, small);
 }
 
-TEST_F(Large, DequantizeAndRequantize) {
-  const auto forms = both(kRows), few = both(kBlockRows);
+void Large::dequantize_and_requantize(ScaleLayout layout) {
+  const auto forms = both(kRows, kCols, layout), few = both(kBlockRows, kCols, layout);
   quantize(args_of(x(kRows), forms), kCuda);
   quantize(args_of(x(kBlockRows), few), kCuda);
   for (const Form form : {Form::kRowwise, Form::kColwise}) {
@@ -149,6 +150,7 @@ TEST_F(Large, DequantizeAndRequantize) {
       const FloatView out = values(rows);
       dequantize({.form = form,
                   .block = from.block,
+                  .layout = layout,
                   .qdata = {from.qdata.data, from.qdata.shape},
                   .scale = {from.scale.data, from.scale.shape},
                   .x = out},
@@ -162,6 +164,7 @@ TEST_F(Large, DequantizeAndRequantize) {
   const auto turn = [&](const Operand& from, int64_t rows) {
     const Operand out = operand(Form::kColwise, rows);
     requantize({.block = from.block,
+                .layout = layout,
                 .qdata = {from.qdata.data, from.qdata.shape},
                 .scale = {from.scale.data, from.scale.shape},
                 .colwise = out},
@@ -169,6 +172,10 @@ TEST_F(Large, DequantizeAndRequantize) {
     return out;
   };
   expect_same(turn(*forms.rowwise, kRows), turn(*few.rowwise, kBlockRows), Form::kColwise);
+}
+TEST_F(Large, DequantizeAndRequantize) { dequantize_and_requantize(ScaleLayout::kPlain); }
+TEST_F(Large, DequantizeAndRequantizeSwizzled) {
+  dequantize_and_requantize(ScaleLayout::kSwizzled);
 }
 
 TEST_F(Large, SwigluAndItsFusions) {
@@ -300,29 +307,29 @@ ConstFloatView random_input(Arena& arena, int64_t cols) {
   return {arena.input(numbers, {kGraphRows, cols}).data, Format::kBf16, {kGraphRows, cols}};
 }
 
-QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs) {
+QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs,
+                        ScaleLayout layout = ScaleLayout::kPlain) {
   const auto operand = [&](Form form, Block block) -> Operand {
-    const auto shape =
-        operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, ScaleLayout::kPlain);
-    return {block, ScaleLayout::kPlain, arena.output<e4m3>(shape.qdata),
-            arena.output<e8m0>(shape.scale)};
+    const auto shape = operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, layout);
+    return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
   };
   return {.offs = offs,
           .rowwise = operand(Form::kRowwise, {1, 32}),
           .colwise = operand(Form::kColwise, {32, 1})};
 }
 
-TEST(Graph, QuantizeThenRequantizeAndDequantize) {
-  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+void expect_replay_of_quantize(ScaleLayout layout) {
+  expect_replay([layout](Arena& arena, const View<const int32_t>& offs) -> Launch {
     const auto x = random_input(arena, kGraphCols);
-    const auto forms = forms_for(arena, kGraphCols, offs),
-               again = forms_for(arena, kGraphCols, offs);
+    const auto forms = forms_for(arena, kGraphCols, offs, layout),
+               again = forms_for(arena, kGraphCols, offs, layout);
     const auto out = arena.float_output(Format::kBf16, x.shape);
     return [=](const Exec& exec) {
       quantize(args_of(x, forms), exec);
       quantize(args_of(x, again), exec);
       const Operand &from = *forms.rowwise, &turned = *forms.colwise;
       requantize({.block = from.block,
+                  .layout = layout,
                   .qdata = {from.qdata.data, from.qdata.shape},
                   .scale = {from.scale.data, from.scale.shape},
                   .offs = offs,
@@ -330,6 +337,7 @@ TEST(Graph, QuantizeThenRequantizeAndDequantize) {
                  exec);
       dequantize({.form = Form::kColwise,
                   .block = turned.block,
+                  .layout = layout,
                   .qdata = {turned.qdata.data, turned.qdata.shape},
                   .scale = {turned.scale.data, turned.scale.shape},
                   .offs = offs,
@@ -337,6 +345,11 @@ TEST(Graph, QuantizeThenRequantizeAndDequantize) {
                  exec);
     };
   });
+}
+
+TEST(Graph, QuantizeThenRequantizeAndDequantize) { expect_replay_of_quantize(ScaleLayout::kPlain); }
+TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
+  expect_replay_of_quantize(ScaleLayout::kSwizzled);
 }
 
 TEST(Graph, FusedOps) {

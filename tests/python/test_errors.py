@@ -58,7 +58,7 @@ BAD_CALLS = [
     ("dequantize_rowwise", (QDATA, SWIZZLED), {"out": X.clone()}, ValueError,
      "which has the shape of swizzled scales; pass scale_layout='swizzled'"),
     ("dequantize_colwise", (QDATA_T, SCALE_T, 70), {"offs": OFFS, "scale_layout": "swizzled"}, ValueError,
-     "scale_t must be [128, 17], got [96, 5], which has the shape of plain scales; pass scale_layout='plain'"),
+     "scale_t must be [128, 17], got [96, 5], which has the shape of plain scales, or of swizzled ones that were made without offs"),
     ("dequantize_colwise", (QDATA_T, SCALE_T[:5], 70), {"offs": OFFS, "scale_layout": "swizzled"}, ValueError,
      "scale_t must be [128, 17], got [5, 5]"),
     ("dequantize_rowwise", (W_QDATA, W_SWIZZLED), {}, ValueError,

@@ -217,8 +217,13 @@ def test_traced_tensors_of_a_gpu_take_its_path(recipe):
                               for t in (problem.x, problem.w, problem.dy, problem.offs))
             forms = moxie.quantize_weights(w, recipe=recipe)
             assert forms[1].dim() == forms[3].dim() == 2  # swizzled
-            with torch.no_grad():
-                assert moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=forms).shape == dy.shape
+            alone, w2 = (torch.empty(*shape, dtype=x.dtype, device="cuda") for shape in ((1, *w.shape[1:]), (len(offs), 96, 32)))
+            for mode in (torch.no_grad, torch.inference_mode):  # in the latter, ops call each other inside a Meta kernel
+                with mode():
+                    assert moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=forms).shape == dy.shape
+                    assert moxie.grouped_mm(x, w, offs, recipe=recipe).shape == dy.shape
+                    assert moxie.grouped_mm(x, alone, recipe=recipe).shape == dy.shape
+                    assert moxie.expert_mlp(x, w, w2, offs, recipe=recipe).shape == x.shape
             blocks = moxie.Recipe.from_name(recipe)
             x8, dy8 = (moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, scale_layout="swizzled")
                        for t, colwise in ((x, blocks.wgrad_x), (dy, blocks.wgrad_dy)))

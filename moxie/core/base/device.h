@@ -3,8 +3,8 @@
 
 namespace moxie {
 
-// major * 10 + minor of a CUDA device, of the current one if it is negative: 90 is Hopper, 100
-// Blackwell; 0 without a CUDA backend.
+// major * 10 + minor of a CUDA device: 90 is Hopper, 100 Blackwell; 0 without a CUDA backend. A
+// negative device is the current one; 0 if there is none.
 int compute_capability(int device);
 
 }  // namespace moxie

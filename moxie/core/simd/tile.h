@@ -64,7 +64,7 @@ struct Source {
   Form form;
   Block block;
   const uint8_t* qdata;  // element (0, 0) of the panel
-  const e8m0* scale;     // plain; that of its block
+  const e8m0* scale;     // that of its block; kernels take plain ones
   Place place;
 };
 

@@ -7,8 +7,8 @@
 namespace moxie::cpu {
 
 struct TileCodes {
-  static constexpr int kMost = max(kTileRows * kTileCols, kRowTileRows* kRowTileCols) / kMxBlock;
-  e8m0 code[kMost];
+  static constexpr int kOfTile = kTileRows * kTileCols, kOfRowTile = kRowTileRows * kRowTileCols;
+  e8m0 code[max(kOfTile, kOfRowTile) / kMxBlock];
 };
 
 struct SourceTile {

@@ -231,6 +231,7 @@ Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
     if constexpr (kAutograd == Autograd::kYes)
       return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
     call.needs_dx = call.needs_dw13 = call.needs_dw2 = false;
+    const TracedLike traced(w13);
     return run_forward(x, w13, w2, call).down.y;
   });
 }

@@ -96,6 +96,7 @@ Tensor multiply(std::string_view recipe, LinearArgs args, const OptionalTensor& 
   check_linear(call.plan, args, {kOp}, main_grad);
   if constexpr (kAutograd == Autograd::kYes)
     return GroupedMm::apply(args.x, args.w, args.bias, main_grad, &call);
+  const TracedLike traced(args.w);
   return linear_forward(call.plan, args).y;
 }
 

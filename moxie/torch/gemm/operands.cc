@@ -168,7 +168,7 @@ bool fuses(const Plan& plan, const Tensor& from, Need need) {
   return plan.recipe.quantizes() && plan.recipe.scaling == Scaling::kBlock &&
          !plan.recipe.scales_too_small &&
          (plan.recipe.quantizes_wgrad() || need == Need::kRowwise) &&
-         (from.scalar_type() == at::kBFloat16 || !from.is_cuda());
+         (from.scalar_type() == at::kBFloat16 || !device_behind(from).is_cuda());
 }
 
 Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {

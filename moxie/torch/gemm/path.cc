@@ -12,6 +12,7 @@ namespace {
 constexpr int kNotForced = -1;
 std::atomic<int> forced_path = kNotForced;
 std::atomic<ForceOn> forced_on = ForceOn::kEveryDevice;
+thread_local bool made_for_gpu = false;  // TracedLike
 
 bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
@@ -65,10 +66,15 @@ Choice choose_on_blackwell(const Recipe& recipe, int64_t n, int64_t k) {
 }  // namespace
 
 c10::Device device_behind(const at::Tensor& tensor) {
-  const bool traced =
-      tensor.is_meta() && tensor.key_set().has_backend(c10::BackendComponent::CUDABit);
+  const bool of_gpu = tensor.key_set().has_backend(c10::BackendComponent::CUDABit);
+  const bool traced = tensor.is_meta() && (of_gpu || made_for_gpu);
   return traced ? c10::Device(c10::kCUDA) : tensor.device();
 }
+
+TracedLike::TracedLike(const at::Tensor& like) : before_(made_for_gpu) {
+  made_for_gpu = like.is_meta() && device_behind(like).is_cuda();
+}
+TracedLike::~TracedLike() { made_for_gpu = before_; }
 
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k) {
   if (device.is_cuda()) return choose_path_on_gpu(recipe, compute_capability(device.index()), n, k);
@@ -98,13 +104,13 @@ std::string why_not_sm90_rows(const RowScaledPass& pass) {
 }
 
 void force_path(std::string_view text, ForceOn on) {
-  forced_on = on;
   if (text.empty()) {
     forced_path = kNotForced;
     return;
   }
   for (const Path path : {Path::kEmulated, Path::kSm90, Path::kSm90Rows, Path::kSm100})
     if (name(path) == text) {
+      forced_on = on;
       forced_path = static_cast<int>(path);
       return;
     }

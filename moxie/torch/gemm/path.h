@@ -26,6 +26,19 @@ struct Choice {
 // say that they are on none, and which one it is cannot be known: then it is the current one.
 c10::Device device_behind(const at::Tensor& tensor);
 
+// While it lives, so are tensors of this thread that a Meta kernel made, if those of `like` are: an
+// op that calls others inside a Meta kernel passes such tensors on.
+class TracedLike {
+ public:
+  explicit TracedLike(const at::Tensor& like);
+  ~TracedLike();
+  TracedLike(const TracedLike&) = delete;
+  TracedLike& operator=(const TracedLike&) = delete;
+
+ private:
+  bool before_;
+};
+
 // n and k are those of w [G, n, k].
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k);
 // The same for a GPU that need not be there; a capability of 90 is Hopper.

@@ -43,7 +43,8 @@ Results results_of(const Request& request) {
   };
   const auto plain = shape_in(ScaleLayout::kPlain), swizzled = shape_in(ScaleLayout::kSwizzled);
   check_shape({op, qdata_name, qdata}, plain.qdata);
-  check_scale_shape({op, scale_name, scale}, {"scale_layout", layout}, plain.scale, swizzled.scale);
+  check_scale_shape({op, scale_name, scale}, {"scale_layout", layout}, plain.scale, swizzled.scale,
+                    offs);
   return {{"x", dtype, x}};
 }
 

@@ -48,7 +48,7 @@ Results results_of(const Request& request) {
     return operand_shape(x, num_groups(offs), Form::kRowwise, block, in).scale;
   };
   check_scale_shape({kOp, "scale", scale}, {"from_layout", from_layout},
-                    scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled));
+                    scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled), offs);
   const auto shape = operand_shape(x, num_groups(offs), Form::kColwise, colwise_block, layout);
   return {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata},
           {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};
