@@ -156,7 +156,7 @@ class Plan:
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
         self.add("quantize_rowwise", "1x128 bf16", x, cost={"rowwise_block": "1x128"}, block="1x128", **offs)
         self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
-        # What Hopper's path quantizes: activations, then gradients.
+        # In the blocks of mxfp8_rceil_128: activations, then gradients.
         for col in ("128x32", "128x1") if self.device == "cuda" else ():
             both = {"rowwise_block": "1x128", "colwise_block": col, "scale_layout": "swizzled"}
             self.add("quantize_both", f"1x128 + {col} bf16 swizzled", x, cost=both, **both, **offs)
