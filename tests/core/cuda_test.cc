@@ -164,7 +164,7 @@ void Large::dequantize_and_requantize(ScaleLayout layout) {
   const auto turn = [&](const Operand& from, int64_t rows) {
     const Operand out = operand(Form::kColwise, rows);
     requantize({.block = from.block,
-                .layout = layout,
+                .from_layout = layout,
                 .qdata = {from.qdata.data, from.qdata.shape},
                 .scale = {from.scale.data, from.scale.shape},
                 .colwise = out},
@@ -329,7 +329,7 @@ void expect_replay_of_quantize(ScaleLayout layout) {
       quantize(args_of(x, again), exec);
       const Operand &from = *forms.rowwise, &turned = *forms.colwise;
       requantize({.block = from.block,
-                  .layout = layout,
+                  .from_layout = layout,
                   .qdata = {from.qdata.data, from.qdata.shape},
                   .scale = {from.scale.data, from.scale.shape},
                   .offs = offs,

@@ -94,7 +94,7 @@ class ReadsBothLayouts : public ::testing::TestWithParam<NamedExec> {
     const Quantized from = quantized(problem, Form::kRowwise, block, layout);
     Arena arena(exec().backend);
     RequantizeArgs args{.block = block,
-                        .layout = layout,
+                        .from_layout = layout,
                         .qdata = arena.input(from.qdata, from.qdata_shape),
                         .scale = arena.input(from.scale, from.scale_shape)};
     if (!problem.offs.empty())
@@ -176,7 +176,7 @@ TEST(SwizzledScales, MustHaveTheShapeOfTheirLayout) {
             "dequantize: scale must be [198, 4], got [70, 3]");
   EXPECT_EQ(message([&] {
               requantize({.block = {1, 32},
-                          .layout = kSwizzled,
+                          .from_layout = kSwizzled,
                           .qdata = qdata,
                           .scale = scale,
                           .offs = view_of(offs),

@@ -162,7 +162,7 @@ Case requantize_case(Random& random) {
     Problem problem;
     problem.x = x, problem.offs = offs;
     requantize({.block = block,
-                .layout = from_layout,
+                .from_layout = from_layout,
                 .qdata = arena.input(qdata, shape.qdata),
                 .scale = arena.input(scale, shape.scale),
                 .offs = problem.offs_in(arena),

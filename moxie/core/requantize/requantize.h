@@ -9,9 +9,9 @@
 namespace moxie {
 
 struct RequantizeArgs {
-  Block block;                               // of the rowwise form
-  ScaleLayout layout = ScaleLayout::kPlain;  // the same; the result has its own
-  View<const e4m3> qdata;                    // [R, C] or [G, N, K]
+  Block block;                                    // of the rowwise form
+  ScaleLayout from_layout = ScaleLayout::kPlain;  // of those scales; the result has its own
+  View<const e4m3> qdata;                         // [R, C] or [G, N, K]
   View<const e8m0> scale;
   OptionalOffs offs = std::nullopt;  // [G], tokens only
   Operand colwise = {};              // result, qdata_t [C, padded R] or [G, K, N]

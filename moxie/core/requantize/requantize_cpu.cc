@@ -34,7 +34,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
   clear_rest(exec, out, Form::kColwise, panels, walk);
   const bool stream = panels.total_rows() * panels.cols >= kStreamBytes;
   const auto source = [&](const PanelSpan& tile) -> Source {
-    const Place place = place_of(panels, *tile.panel, Form::kRowwise, args.block, args.layout);
+    const Place place = place_of(panels, *tile.panel, Form::kRowwise, args.block, args.from_layout);
     return {Form::kRowwise, args.block,
             reinterpret_cast<const uint8_t*>(args.qdata.data) + place.qdata,
             args.scale.data + place.scale, place};
@@ -52,7 +52,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
       const uint8_t* ahead = nullptr;
       if (next) ahead = source(*next).qdata + next->span.row * panels.cols + next->span.col;
       SourceTile from{tile.span, source(tile)};
-      if (args.layout == ScaleLayout::kSwizzled)
+      if (args.from_layout == ScaleLayout::kSwizzled)
         from = unswizzled(from.span, from.in, scratch->codes);
       kernel(from, tile.span, ahead, args.rule, to, *scratch);
     };

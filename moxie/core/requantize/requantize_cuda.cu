@@ -70,6 +70,7 @@ struct RequantizeStorage {
   RowStage stage[kStages];
   TurnedTile tile;
   alignas(16) Peaks<bf16> columns[kRowBlocks][kPatchLanes];
+  alignas(16) uint32_t peak[kColBlocks][kRowBlocks];  // of each 32 x 32
   alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
   // One per 32 columns of the run; the pitch keeps rows in banks of their own.
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
@@ -146,31 +147,46 @@ __device__ void load_patch(RequantizeStorage& s, int stage, int index, int rows,
   }
 }
 
-// The highest of each block. Where blocks are 32 rows of one column, no other warp has a say.
-__device__ void raise_over_block(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
+// The highest of each block: where it is 32 rows of one column, no other warp has a say. All have
+// read the tile then.
+__device__ void raise_over_columns(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
   const int lane = lane_index() % kWarpPatches, first = warp_index() % 2 * kWarpPatches;
   raise_over_lanes<kWarp - kWarpPatches>(peaks);
   if (block.rows > kMxBlock && lane_index() < kWarpPatches)
     s.columns[warp_index() / 2][first + lane] = peaks;
   __syncthreads();
-  if (block.rows > kMxBlock) {
-    peaks = s.columns[0][first + lane];
+  if (block.rows == kMxBlock) return;
+  peaks = s.columns[0][first + lane];
 #pragma unroll
-    for (int i = 1; i < kRowBlocks; ++i) raise(peaks, s.columns[i][first + lane]);
-    if (block.cols == kTileCols) {
-#pragma unroll
-      for (int i = 0; i < kRowBlocks; ++i) raise(peaks, s.columns[i][kWarpPatches - first + lane]);
-    }
-  }
-  if (block.cols == 1) return;
+  for (int i = 1; i < kRowBlocks; ++i) raise(peaks, s.columns[i][first + lane]);
+}
+
+// Of 32 columns or more, one magnitude is all there is to say about a patch.
+__device__ void raise_over_block(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
+  const auto raise_to = [](uint32_t& most, uint32_t by) { most = Peaks<bf16>::higher(most, by); };
   uint32_t most = peaks.highest();
 #pragma unroll
-  for (int step = 1; step < kWarpPatches; step *= 2)
-    if (step * kPatch < block.cols)
-      most = Peaks<bf16>::higher(most, __shfl_xor_sync(~0u, most, step));
+  for (int step = 1; step < kWarp; step *= 2)
+    if (step * kPatch != kMxBlock) raise_to(most, __shfl_xor_sync(~0u, most, step));
+  const int block_col = my_col() / kMxBlock;
+  if ((lane_index() & ~(kMxBlock / kPatch)) == 0) s.peak[block_col][warp_index() / 2] = most;
+  __syncthreads();
+  if (block.rows > kMxBlock) {
+    const auto raise_to_all = [&](int col) {
+      const uint4 four = *reinterpret_cast<const uint4*>(s.peak[col]);
+      raise_to(most, four.x), raise_to(most, four.y);
+      raise_to(most, four.z), raise_to(most, four.w);
+    };
+    raise_to_all(block_col);
+    if (block.cols == kTileCols) {
+#pragma unroll
+      for (int i = 1; i < kColBlocks; ++i) raise_to_all(block_col ^ i);
+    }
+  }
 #pragma unroll
   for (uint32_t& two : peaks.word) two = most;
 }
+static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 
 __device__ void store_turned(const TileOperand& out, const TurnedTile& tile) {
   const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
@@ -186,6 +202,8 @@ __device__ void store_turned(const TileOperand& out, const TurnedTile& tile) {
     store_piece<true>(to, chunk[i], inside ? out.outer - line - i * kChunkLines : 0);
 }
 
+// kWide: blocks of the colwise form have more columns than one.
+template <bool kWide>
 __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                int64_t col, int tiles) {
   const int rows = clip(at.panel.rows - at.row, kTileRows);
@@ -214,7 +232,10 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     load_patch(s, index % kStages, index, rows, patch);
     patch.find_unit();
     Peaks<bf16> peaks = patch.columns();
-    raise_over_block(s, p.colwise.block, peaks);
+    if constexpr (kWide)
+      raise_over_block(s, p.colwise.block, peaks);
+    else
+      raise_over_columns(s, p.colwise.block, peaks);
     // Behind a barrier: all have read this tile, and stored the one before it.
     if (index + kStages < tiles) load(index + kStages);
     const Scales<bf16> factors(peaks, p.choice);
@@ -231,6 +252,7 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
   }
 }
 
+template <bool kWide>
 __global__ __launch_bounds__(kThreads,
                              3) void requantize_kernel(const __grid_constant__ RequantizeParams p) {
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
@@ -250,7 +272,7 @@ __global__ __launch_bounds__(kThreads,
   const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
   const int tiles = static_cast<int>(min<int64_t>(col_tiles, p.run));
   if (!at.tail) {
-    requantize_run(p, s, at, col, tiles);
+    requantize_run<kWide>(p, s, at, col, tiles);
     return;
   }
   Panels mine = p.panels;
@@ -264,10 +286,10 @@ __global__ __launch_bounds__(kThreads,
 
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
-  const auto source =
-      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.layout, panels.cols);
+  const auto source = rowwise_source<false>(args.qdata.data, args.scale.data, args.block,
+                                            args.from_layout, panels.cols);
   const bool wide_scales =
-      args.layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
+      args.from_layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows();
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
   if (!is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
@@ -297,7 +319,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .panels = panels,
       .scale = source.scale,
       .block = args.block,
-      .layout = args.layout,
+      .layout = args.from_layout,
       .row_shift = source.row_shift,
       .col_shift = source.col_shift,
       .scale_stride = source.scale_stride,
@@ -311,7 +333,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
           .stream = stream,
           .work = row_tiles * runs,
           .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
-         requantize_kernel, params);
+         args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>, params);
 }
 
 }  // namespace moxie::cuda

@@ -12,7 +12,7 @@ void requantize(const RequantizeArgs& args, const Panels&) {
   std::vector<float> x(numel(args.qdata.shape));
   dequantize({.form = Form::kRowwise,
               .block = args.block,
-              .layout = args.layout,
+              .layout = args.from_layout,
               .qdata = args.qdata,
               .scale = args.scale,
               .offs = args.offs,

@@ -61,7 +61,7 @@ void run(const Request& request, const std::vector<Tensor>& out) {
   const OptionalTensor offs = dense(request.offs);
   moxie::requantize(
       {.block = request.block,
-       .layout = request.from_layout,
+       .from_layout = request.from_layout,
        .qdata = const_view<e4m3>(qdata),
        .scale = const_view<e8m0>(scale),
        .offs = offs_view(offs),
