@@ -21,7 +21,7 @@ inline void check_cuda(std::string_view op, std::string_view call, cudaError_t s
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarps = 8;
-inline constexpr int kThreads = kWarp * kWarps;  // of every kernel in core
+inline constexpr int kThreads = kWarp * kWarps;  // of a CTA, unless Launch says otherwise
 
 // Unsigned until the end: the remainder of a signed number takes four instructions.
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x % unsigned{kWarp}); }
@@ -32,6 +32,7 @@ struct Launch {
   void* stream;
   int64_t work;          // CTAs that there is work for, numbered by work_index()
   int shared_bytes = 0;  // dynamic
+  int threads = kThreads;
 };
 
 // The runtime never waits for the device here, so a launch can be captured in a graph.
@@ -48,7 +49,7 @@ void launch(const Launch& how, void (*kernel)(Params), const Params& params) {
   const int64_t width = min<int64_t>(how.work, std::numeric_limits<int>::max());
   config.gridDim.x = static_cast<unsigned>(width);
   config.gridDim.y = static_cast<unsigned>(ceil_div(how.work, width));
-  config.blockDim.x = kThreads;
+  config.blockDim.x = static_cast<unsigned>(how.threads);
   config.dynamicSmemBytes = static_cast<size_t>(how.shared_bytes);
   config.stream = static_cast<cudaStream_t>(how.stream);
   MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, params));

@@ -45,9 +45,22 @@ __device__ float encode_of(float decode) {
 
 // ---- rows in registers ----
 
-constexpr int kRowPieces = 4;                                // of eight elements, per thread
-constexpr int64_t kMaxRow = kRowPieces * kPatch * kThreads;  // elements
-constexpr int kRowsPerCta = 8;
+// A row takes as many warps as have something to load: with more, narrow rows left most of a CTA
+// without work, and with 2048 columns it ran at half the speed.
+constexpr int kRowPieces = 4;                              // of eight elements, per thread
+constexpr int64_t kWarpRow = kRowPieces * kPatch * kWarp;  // elements
+constexpr int64_t kMaxRow = kWarpRow * kWarps;
+constexpr int kRounds = 8;  // of a CTA
+
+template <int kRowWarps>
+struct RowTeam {
+  static constexpr int kSize = kRowWarps * kWarp;
+  static constexpr int kPerCta = kWarps / kRowWarps;
+  static constexpr int kCta = kSize * kPerCta;  // threads
+
+  static __device__ int index() { return static_cast<int>(threadIdx.x / unsigned{kSize}); }
+  static __device__ int member() { return static_cast<int>(threadIdx.x % unsigned{kSize}); }
+};
 
 template <class T>
 struct RowParams {
@@ -60,24 +73,24 @@ struct RowParams {
 __device__ int64_t covered_rows(const Panels& panels, RowTileSearch& search) {
   if (!panels.offs) return panels.total_rows();
   int64_t end = 0;
-  for (int64_t g = threadIdx.x; g < panels.count; g += kThreads)
+  for (int64_t g = threadIdx.x; g < panels.count; g += blockDim.x)
     end = max<int64_t>(end, min<int64_t>(panels.offs[g], panels.rows));
   for (int step = 1; step < kWarp; step *= 2)
     end = max<int64_t>(end, __shfl_xor_sync(~0u, end, step));
   if (lane_index() == 0) search.end[warp_index()] = end;
   __syncthreads();
-  for (int w = 0; w < kWarps; ++w) end = max<int64_t>(end, search.end[w]);
+  for (int w = 0; w < blockDim.x / kWarp; ++w) end = max<int64_t>(end, search.end[w]);
   return end;
 }
 
-template <class T>
+template <class T, class Team>
 struct RowPieces {
   uint32_t word[kRowPieces][kPatch * sizeof(T) / 4];
 
   __device__ void load(const T* row, int64_t cols) {
 #pragma unroll
     for (int k = 0; k < kRowPieces; ++k) {
-      const int64_t col = (k * kThreads + static_cast<int>(threadIdx.x)) * kPatch;
+      const int64_t col = (k * Team::kSize + Team::member()) * kPatch;
       load_row<true>(row + col, clip(cols - col, kPatch), word[k]);
     }
   }
@@ -94,7 +107,7 @@ struct RowPieces {
   __device__ void store(e4m3* row, int64_t cols, float encode) const {
 #pragma unroll
     for (int k = 0; k < kRowPieces; ++k) {
-      const int64_t col = (k * kThreads + static_cast<int>(threadIdx.x)) * kPatch;
+      const int64_t col = (k * Team::kSize + Team::member()) * kPatch;
       float x[kPatch];
       to_floats(word[k], x);
 #pragma unroll
@@ -104,32 +117,39 @@ struct RowPieces {
   }
 };
 
-template <class T>
-__global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 4 : 3) void row_kernel(
+template <class T, int kRowWarps>
+__global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) void row_kernel(
     const __grid_constant__ RowParams<T> p) {
+  using Team = RowTeam<kRowWarps>;
   __shared__ RowTileSearch search;
-  __shared__ uint32_t peak[2][kWarps];
+  __shared__ uint32_t peak[2][Team::kPerCta][kRowWarps];
   const int64_t cols = p.panels.cols, total = p.panels.total_rows();
-  const int64_t first = work_index() * kRowsPerCta, last = min(first + kRowsPerCta, total);
-  if (first >= total) return;
-  RowPieces<T> pieces;
-  pieces.load(p.x + first * cols, cols);  // of a row that no group covers, too: it is not used
+  const int64_t first = work_index() * kRounds * Team::kPerCta + Team::index();
+  if (first - Team::index() >= total) return;
+  RowPieces<T, Team> pieces{};
+  // Of a row that no group covers, too: it is not used.
+  if (first < total) pieces.load(p.x + first * cols, cols);
   const int64_t covered = covered_rows(p.panels, search);
+  int64_t row = first;
 #pragma unroll 1
-  for (int64_t row = first; row < last; ++row) {
+  for (int round = 0; round < kRounds; ++round, row += Team::kPerCta) {
     uint32_t most = pieces.peak();
     for (int step = 1; step < kWarp; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
-    uint32_t(&shared)[kWarps] = peak[(row - first) % 2];
-    if (lane_index() == 0) shared[warp_index()] = most;
-    __syncthreads();
+    if constexpr (kRowWarps > 1) {
+      uint32_t(&shared)[kRowWarps] = peak[round % 2][Team::index()];
+      if (lane_index() == 0) shared[Team::member() / kWarp] = most;
+      __syncthreads();
 #pragma unroll
-    for (int w = 0; w < kWarps; ++w) most = max(most, shared[w]);
+      for (int w = 0; w < kRowWarps; ++w) most = max(most, shared[w]);
+    }
+    if (row >= total) continue;  // not return: others of the CTA may have a row, and a barrier
     const bool inside = row < covered;
     const RowScale scale = row_scale_of(std::bit_cast<float>(most));
     if (!inside) pieces = {};
     pieces.store(p.out.qdata + row * cols, cols, inside ? scale.encode : 0.f);
-    if (threadIdx.x == 0) p.out.scale[row] = inside ? scale.decode : 0.f;
-    if (row + 1 < last) pieces.load(p.x + (row + 1) * cols, cols);
+    if (Team::member() == 0) p.out.scale[row] = inside ? scale.decode : 0.f;
+    if (round + 1 < kRounds && row + Team::kPerCta < total)
+      pieces.load(p.x + (row + Team::kPerCta) * cols, cols);
   }
 }
 
@@ -262,13 +282,18 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
   store_tile<kAligned>(col_out, bytes);
 }
 
-template <class T>
+template <class T, int kRowWarps = 1>
 void launch_rows(const RowScaleArgs& args, const Panels& panels, void* stream) {
+  if constexpr (kRowWarps < kWarps)
+    if (panels.cols > kWarpRow * kRowWarps)
+      return launch_rows<T, kRowWarps + 1>(args, panels, stream);
+  using Team = RowTeam<kRowWarps>;
   const RowParams<T> params{.panels = panels,
                             .x = static_cast<const T*>(args.x.data),
                             .out = {true, args.rowwise->qdata.data, args.rowwise->scale.data}};
-  launch({"quantize_row_scale", stream, ceil_div<int64_t>(panels.total_rows(), kRowsPerCta)},
-         row_kernel<T>, params);
+  const int64_t work = ceil_div<int64_t>(panels.total_rows(), kRounds * Team::kPerCta);
+  launch({.op = "quantize_row_scale", .stream = stream, .work = work, .threads = Team::kCta},
+         row_kernel<T, kRowWarps>, params);
 }
 
 template <class T, bool kAligned>

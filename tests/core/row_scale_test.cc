@@ -1,0 +1,63 @@
+// quantize_row_scale gives the reference's bytes for rows of any width, on every backend here.
+#include "moxie/core/row_scale/row_scale.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+
+#include "tests/support/arena.h"
+#include "tests/support/backends.h"
+#include "tests/support/random.h"
+#include "tests/support/tensors.h"
+
+namespace moxie::testing {
+namespace {
+
+class RowScaleOn : public ::testing::TestWithParam<NamedExec> {
+ protected:
+  static auto quantized(const Shape& shape, Format format, const std::vector<int32_t>& offs,
+                        const Exec& exec) {
+    Random random(5);
+    auto x = random_values<float>(random, numel(shape), Data::kGaussianLike);
+    const int64_t cols = shape.dim(-1);
+    x[cols - 1] = NAN, x[2 * cols] = -INFINITY;
+    for (int64_t i = 3 * cols; i < 4 * cols; ++i) x[i] = 0;
+    Arena arena(exec.backend);
+    std::vector<bf16> rounded(x.size());
+    for (size_t i = 0; i < x.size(); ++i) rounded[i] = to_bf16(x[i]);
+    RowScaleArgs args{.x = {}};
+    if (format == Format::kF32)
+      args.x = {arena.input(x, shape).data, format, shape};
+    else
+      args.x = {arena.input(rounded, shape).data, format, shape};
+    if (!offs.empty()) args.offs = arena.input(offs, {static_cast<int64_t>(offs.size())});
+    const auto out = row_scale_shape<int64_t>(shape, groups_of(offs), Form::kRowwise);
+    args.rowwise = {arena.output<e4m3>(out.qdata), arena.output<float>(out.scale)};
+    quantize_row_scale(args, exec);
+    return arena.results();
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(, RowScaleOn, ::testing::ValuesIn(backends_here()),
+                         [](const auto& info) { return info.param.name; });
+
+// A GPU gives a row as many warps as have 1024 columns each to look at, up to eight.
+TEST_P(RowScaleOn, RowsOfAnyWidthAreTheReferences) {
+  const Exec ref{.backend = Backend::kRef}, &exec = GetParam().exec;
+  for (const int64_t cols : {1, 8, 203, 1024, 1032, 2048, 2056, 3072, 3080, 4096, 4104, 5120, 5128,
+                             6144, 6152, 7168, 7176, 8192, 8200})
+    for (const Format format : {Format::kBf16, Format::kF32}) {
+      SCOPED_TRACE(std::to_string(cols) + ' ' + std::string(name(format)));
+      for (const std::vector<int32_t>& offs :
+           {std::vector<int32_t>{}, {0, 1, 40, 40, 70}, {77}, {0, 0, 0}})
+        EXPECT_EQ(quantized({77, cols}, format, offs, exec),
+                  quantized({77, cols}, format, offs, ref))
+            << offs.size() << " groups";
+      EXPECT_EQ(quantized({3, 5, cols}, format, {}, exec),
+                quantized({3, 5, cols}, format, {}, ref));
+    }
+}
+
+}  // namespace
+}  // namespace moxie::testing
