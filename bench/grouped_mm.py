@@ -355,7 +355,7 @@ def main() -> int:
     if options.plot:
         import grouped_plots  # matplotlib is not needed otherwise
 
-        grouped_plots.draw(report, options.plot, options.device, BASELINE)
+        grouped_plots.draw(report, options.plot, options.device, BASELINE, harness.about(report))
         print(f"drawn in {options.plot}\n")
     if report["passes"]:
         print(pass_table(report) + "\n")

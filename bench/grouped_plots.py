@@ -2,9 +2,7 @@
 
 import pathlib
 
-import harness  # before torch
 import matplotlib
-import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
@@ -12,33 +10,50 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 def copy_bandwidth(device: str) -> float:
     """Bytes read and written per second by a copy of 1 GiB (256 MiB on a CPU)."""
+    import harness  # before torch; pictures of what was measured before need neither
+    import torch
+
     a = torch.randn((1 << 28 if device == "cuda" else 1 << 26), device=device)
     b = torch.empty_like(a)
     seconds = sorted(harness.seconds_of(lambda: b.copy_(a), device) for _ in range(5))
     return 2.0 * a.numel() * a.element_size() / seconds[2]
 
 
-def draw_speed_up(axes, rows: list[dict], baseline: str) -> None:
-    """A colour per recipe and N x K, G; sustained dashed, the baseline left out."""
-    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
+MARKERS = "osD^vP*X"  # one per number of groups
+
+
+def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[list[str], list[int]]) -> None:
+    """Those of N x K = size: a colour per recipe, a marker per number of groups; sustained is hollow and dashed."""
+    names, groups_of = keys
+    lines: dict[tuple[str, int, str], list[tuple[int, float]]] = {}
     for row in rows:
         m, n, k, groups = row["shape"]
-        if row["name"] == baseline:
+        if (n, k) != size:
             continue
-        line = lines.setdefault(f"{row['name']}, {n} x {k}, {groups} groups", {"burst": [], "sustained": []})
-        line["burst"].append((m, 1 / row["times_bf16"]))
-        if "sustained_times_bf16" in row:
-            line["sustained"].append((m, 1 / row["sustained_times_bf16"]))
-    for number, (label, line) in enumerate(lines.items()):
-        for protocol, style in (("burst", "o-"), ("sustained", "o--")):
-            if line[protocol]:
-                m, speed_up = zip(*sorted(line[protocol]))
-                axes.plot(m, speed_up, style, color=f"C{number % 10}", fillstyle="full" if protocol == "burst" else "none",
-                          label=label if protocol == "burst" else None)
+        for field, style in (("times_bf16", "-"), ("sustained_times_bf16", "--")):
+            if field in row:
+                lines.setdefault((row["name"], groups, style), []).append((m, 1 / row[field]))
+    for (name, groups, style), points in lines.items():
+        m, speed_up = zip(*sorted(points))
+        axes.plot(m, speed_up, style, color=f"C{names.index(name) % 10}", linewidth=1, markersize=5,
+                  marker=MARKERS[groups_of.index(groups) % len(MARKERS)], fillstyle="full" if style == "-" else "none")
+    ticks = sorted({row["shape"][0] for row in rows})
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log", base=2)
-    axes.set(xlabel="M", ylabel=f"times {baseline}", title="forward and backward (hollow, dashed: sustained)")
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.set_xticks(ticks, [str(m) for m in ticks])
+    axes.minorticks_off()
+    axes.set(xlabel="M", title=f"N x K = {size[0]} x {size[1]}")
+
+
+def legend_of(figure, keys: tuple[list[str], list[int]], sustained: bool) -> None:
+    names, groups_of = keys
+    line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)  # noqa: E731
+    handles = [line(name, color=f"C{i % 10}") for i, name in enumerate(names)]
+    handles += [line(f"{groups} groups" if groups > 1 else "1 group", color="gray", linestyle="none", marker=MARKERS[i % len(MARKERS)])
+                for i, groups in enumerate(groups_of)]
+    if sustained:
+        handles.append(line("sustained", color="gray", linestyle="--", marker="o", fillstyle="none"))
+    figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 5), fontsize="small", frameon=False)
 
 
 def draw_roofline(axes, passes: list[dict], device: str) -> None:
@@ -58,16 +73,26 @@ def draw_roofline(axes, passes: list[dict], device: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set(xlabel="FLOP per byte", ylabel="TFLOPS", title="products alone, burst")
-    axes.legend(fontsize="x-small", loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    axes.legend(fontsize="x-small", loc="lower right")
 
 
-def draw(report: dict, path: pathlib.Path, device: str, baseline: str) -> None:
-    count = 1 + bool(report["passes"])
-    figure, axes = plt.subplots(1, count, figsize=(7 * count, 6.5), squeeze=False)
-    draw_speed_up(axes[0][0], report["rows"], baseline)
+def draw(report: dict, path: pathlib.Path, device: str, baseline: str, title: str) -> None:
+    rows = [row for row in report["rows"] if row["name"] != baseline]
+    sizes = list(dict.fromkeys((row["shape"][1], row["shape"][2]) for row in rows))
+    keys = (list(dict.fromkeys(row["name"] for row in rows)), sorted({row["shape"][3] for row in rows}))
+    count = len(sizes) + bool(report["passes"])
+    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 5.2), squeeze=False)
+    speed_ups = axes[0][:len(sizes)]
+    for of_size, size in zip(speed_ups, sizes):
+        draw_speed_up(of_size, rows, size, keys)
+    lowest, highest = zip(*(of_size.get_ylim() for of_size in speed_ups))
+    for of_size in speed_ups:
+        of_size.set_ylim(min(lowest), max(highest))
+    axes[0][0].set_ylabel(f"forward and backward, times {baseline}")
     if report["passes"]:
-        draw_roofline(axes[0][1], report["passes"], device)
-    figure.suptitle(harness.about(report), fontsize="small")
-    figure.tight_layout()
+        draw_roofline(axes[0][-1], report["passes"], device)
+    legend_of(figure, keys, any("sustained_times_bf16" in row for row in rows))
+    figure.suptitle(title, fontsize="small")
+    figure.tight_layout(rect=(0, 0.12, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=110)

@@ -96,7 +96,7 @@ def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
 
 
 def shape_text(shape: tuple[int, ...]) -> str:
-    return f"{' x '.join(map(str, shape[:-1]))}, {shape[-1]} groups"
+    return f"{' x '.join(map(str, shape[:-1]))}, {shape[-1]} group{'s' * (shape[-1] != 1)}"
 
 
 BF16, OURS = "torch bf16", "mxfp8_rceil_128"
@@ -120,11 +120,17 @@ def headline(report: dict) -> str:
             f"torch's bf16 on an {report['machine']['name'].split()[-1]} ([Numbers](#numbers)).")
 
 
+def quoted(name: str) -> str:
+    """A recipe's name as code, and what is said about it as text."""
+    recipe, *more = name.split(", ", 1)
+    return ", ".join([f"`{recipe}`", *more])
+
+
 def recipes_table(report: dict) -> str:
     shapes = by_shape(report["rows"])
     recipes = [name for name in next(iter(shapes.values())) if name != BF16]
     rows = [[shape_text(shape), *(f"{1 / lines[name]['times_bf16']:.2f}x" for name in recipes)] for shape, lines in shapes.items()]
-    return table_of(f"{about(report)}. {median_of(report)}", ["times as fast as bf16", *(f"`{name}`" for name in recipes)], rows)
+    return table_of(f"{about(report)}. {median_of(report)}", ["times as fast as bf16", *map(quoted, recipes)], rows)
 
 
 def products_table(report: dict) -> str:
@@ -184,6 +190,7 @@ TABLES = [
     ("docs/kernels/grouped_gemm.md", "products", f"{GPU}/grouped_mm.json", products_table),
     ("docs/kernels/grouped_gemm.md", "products_w2", f"{GPU}/grouped_mm_w2.json", products_table),
     ("docs/kernels/grouped_gemm.md", "steps_w2", f"{GPU}/grouped_mm_w2.json", headline_table),
+    ("docs/kernels/grouped_gemm.md", "grid", f"{GPU}/grouped_mm_grid.json", recipes_table),
     ("docs/kernels/quantize.md", "widths", f"{GPU}/ops.json", widths_table),
     ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
@@ -287,10 +294,14 @@ def main() -> int:
         return 1 if stale else 0
     for path, text in stale:
         path.write_text(text)
+    import grouped_plots  # --check needs no matplotlib
+
     of_cpu, of_gpu = (json.loads((RESULTS / folder / "ops.json").read_text()) for folder in (CPU, GPU))
     draw(of_cpu, of_cpu["rows"][0]["shape"], f"{of_cpu['machine']['threads']} CPU threads", "ops-cpu.png")
     draw(of_gpu, [131072, 7168], of_gpu["machine"]["name"], "ops-h200.png")
     draw_grouped(json.loads((RESULTS / GPU / "grouped_mm.json").read_text()), "grouped-h200.png")
+    grid = json.loads((RESULTS / GPU / "grouped_mm_grid.json").read_text())
+    grouped_plots.draw(grid, PICTURES / "grid-h200.png", "cuda", BF16, about(grid))
     return 0
 
 
