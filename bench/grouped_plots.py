@@ -73,7 +73,7 @@ def draw_roofline(axes, passes: list[dict], device: str) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set(xlabel="FLOP per byte", ylabel="TFLOPS", title="products alone, burst")
-    axes.legend(fontsize="x-small", loc="lower right")
+    axes.legend(fontsize="x-small")  # where there is room
 
 
 def draw(report: dict, path: pathlib.Path, device: str, baseline: str, title: str) -> None:
