@@ -46,6 +46,7 @@ def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[lis
 
 
 def legend_of(figure, keys: tuple[list[str], list[int]], sustained: bool) -> None:
+    """Below the panels."""
     names, groups_of = keys
     line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)  # noqa: E731
     handles = [line(name, color=f"C{i % 10}") for i, name in enumerate(names)]
@@ -95,4 +96,4 @@ def draw(report: dict, path: pathlib.Path, device: str, baseline: str, title: st
     figure.suptitle(title, fontsize="small")
     figure.tight_layout(rect=(0, 0.12, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=110, bbox_inches="tight")  # a legend can be wider than one panel

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Puts the committed results into the documents: tables between their markers, and the picture.
+"""Puts the committed results into the documents: tables between their markers, and the pictures.
 
     bench/publish.py [--check]     --check changes nothing and fails if a table is not what the results say
 

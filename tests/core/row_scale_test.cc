@@ -3,8 +3,11 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "tests/support/arena.h"
 #include "tests/support/backends.h"
@@ -13,6 +16,13 @@
 
 namespace moxie::testing {
 namespace {
+
+// More groups than a CTA has threads; rows end with one in the middle.
+std::vector<int32_t> one_of_300() {
+  std::vector<int32_t> offs(300, 60);
+  std::fill_n(offs.begin(), 200, 0);
+  return offs;
+}
 
 class RowScaleOn : public ::testing::TestWithParam<NamedExec> {
  protected:
@@ -50,7 +60,7 @@ TEST_P(RowScaleOn, RowsOfAnyWidthAreTheReferences) {
     for (const Format format : {Format::kBf16, Format::kF32}) {
       SCOPED_TRACE(std::to_string(cols) + ' ' + std::string(name(format)));
       for (const std::vector<int32_t>& offs :
-           {std::vector<int32_t>{}, {0, 1, 40, 40, 70}, {77}, {0, 0, 0}})
+           {std::vector<int32_t>{}, {0, 1, 40, 40, 70}, {77}, {0, 0, 0}, one_of_300()})
         EXPECT_EQ(quantized({77, cols}, format, offs, exec),
                   quantized({77, cols}, format, offs, ref))
             << offs.size() << " groups";

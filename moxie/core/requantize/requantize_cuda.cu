@@ -147,8 +147,8 @@ __device__ void load_patch(RequantizeStorage& s, int stage, int index, int rows,
   }
 }
 
-// The highest of each block: where it is 32 rows of one column, no other warp has a say. All have
-// read the tile then.
+// The highest of each block. Both of these have a barrier, behind which every thread has read the
+// tile. Of one column: where it is 32 rows, no other warp has a say.
 __device__ void raise_over_columns(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
   const int lane = lane_index() % kWarpPatches, first = warp_index() % 2 * kWarpPatches;
   raise_over_lanes<kWarp - kWarpPatches>(peaks);
@@ -202,7 +202,7 @@ __device__ void store_turned(const TileOperand& out, const TurnedTile& tile) {
     store_piece<true>(to, chunk[i], inside ? out.outer - line - i * kChunkLines : 0);
 }
 
-// kWide: blocks of the colwise form have more columns than one.
+// kWide: blocks of the colwise form have 32 columns or more; else one.
 template <bool kWide>
 __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                int64_t col, int tiles) {
