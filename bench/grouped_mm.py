@@ -313,9 +313,10 @@ def pass_table(report: dict) -> str:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in text.split("x"))
-    if len(sizes) != 4 or min(sizes) < 1 or sizes[0] < 16 * sizes[3]:
-        raise argparse.ArgumentTypeError(f"a shape is MxNxKxG with at least 16 rows per group, got {text}")
+    rule = "a shape is MxNxKxG with at least 16 rows per group"
+    sizes = harness.sizes_of(text, rule)
+    if len(sizes) != 4 or sizes[0] < 16 * sizes[3]:
+        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
     return sizes
 
 

@@ -308,9 +308,10 @@ def table(report: dict) -> str:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    sizes = tuple(int(size) for size in text.split("x"))
-    if len(sizes) not in (2, 3) or min(sizes) < 1:
-        raise ValueError(text)
+    rule = "a shape is RxC (tokens) or GxNxK (weights)"
+    sizes = harness.sizes_of(text, rule)
+    if len(sizes) not in (2, 3):
+        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
     return sizes
 
 
