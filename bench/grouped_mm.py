@@ -313,10 +313,9 @@ def pass_table(report: dict) -> str:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    rule = "a shape is MxNxKxG with at least 16 rows per group"
-    sizes = harness.sizes_of(text, rule)
+    sizes = harness.sizes_of(text)
     if len(sizes) != 4 or sizes[0] < 16 * sizes[3]:
-        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
+        raise argparse.ArgumentTypeError(f"a shape is MxNxKxG with at least 16 rows per group, got {text}")
     return sizes
 
 

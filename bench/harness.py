@@ -53,12 +53,10 @@ def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return options
 
 
-def sizes_of(text: str, rule: str) -> tuple[int, ...]:
-    """2x3 -> (2, 3), all of them positive; rule: what the error says a shape is."""
+def sizes_of(text: str) -> tuple[int, ...]:
+    """2x3 -> (2, 3); () if they are not all positive numbers."""
     sizes = text.split("x")
-    if not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
-    return tuple(map(int, sizes))
+    return tuple(map(int, sizes)) if all(size.isdecimal() and int(size) > 0 for size in sizes) else ()
 
 
 # ---- time --------------------------------------------------------------------------------------------------------------------

@@ -308,10 +308,9 @@ def table(report: dict) -> str:
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
-    rule = "a shape is RxC (tokens) or GxNxK (weights)"
-    sizes = harness.sizes_of(text, rule)
+    sizes = harness.sizes_of(text)
     if len(sizes) not in (2, 3):
-        raise argparse.ArgumentTypeError(f"{rule}, got {text}")
+        raise argparse.ArgumentTypeError(f"a shape is RxC (tokens) or GxNxK (weights), got {text}")
     return sizes
 
 
