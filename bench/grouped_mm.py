@@ -156,11 +156,15 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
     def quantize(t: torch.Tensor, colwise: str) -> tuple[torch.Tensor, ...]:
         if blocks.scaling == "row":
             return *moxie.quantize_per_row(t, offs=offs), *moxie.quantize_per_col(t, offs=offs)
-        return moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule)
+        return moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule,
+                                   scale_layout=layout)
 
     of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
     of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
     of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)  # noqa: E731
+    # As a product makes them: swizzled scales of w are [G, bytes].
+    layout = "swizzled" if blocks.scaling == "block" and of_w(0)[1].dim() == 2 else "plain"
+    how = {"recipe": recipe, "scale_layout": layout}
     xq, wq, dyq = ([of(i) for i in range(NUM_BUFFERS)] for of in (of_x, of_w, of_dy))
     at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form:2 * form + 2]  # noqa: E731
     flops, a, b = 2.0 * sum(sizes) * n * k, rows * (k + 2 * n), groups * n * k
@@ -169,11 +173,11 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
         Pass(recipe, "quantize w", 0, 4.0 * b, of_w),
         Pass(recipe, "quantize dy", 0, 4.0 * rows * n, of_dy),
         Pass(recipe, "forward", flops, a + b,
-             lambda i: torch.ops.moxie.grouped_mm.quantized(*at(xq, i, 0), *at(wq, i, 0), offs, recipe=recipe)),
+             lambda i: torch.ops.moxie.grouped_mm.quantized(*at(xq, i, 0), *at(wq, i, 0), offs, **how)),
         Pass(recipe, "dgrad", flops, rows * (n + 2 * k) + b,
-             lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, recipe=recipe)),
+             lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, **how)),
         Pass(recipe, "wgrad", flops, rows * (n + k) + 2 * b,
-             lambda i: moxie.grouped_wgrad(*at(dyq, i, 1), *at(xq, i, 1), rows, offs, recipe=recipe)),
+             lambda i: moxie.grouped_wgrad(*at(dyq, i, 1), *at(xq, i, 1), rows, offs, **how)),
     ]
 
 

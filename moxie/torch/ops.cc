@@ -11,6 +11,7 @@ using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
 using Text = std::string_view;
 using OptionalDtype = std::optional<at::ScalarType>;
+using OptionalText = std::optional<Text>;
 using Two = std::tuple<Tensor, Tensor>;
 using Three = std::tuple<Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -296,17 +297,20 @@ Tensor grouped_mm_quantized(const Tensor& x, const OptionalTensor& x_scale, cons
                             const OptionalTensor& w_scale, const GemmOptions& options) {
   static const auto op =
       find<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const OptionalTensor&,
-                  const OptionalTensor&, Text, const OptionalTensor&, OptionalDtype)>(
+                  const OptionalTensor&, Text, const OptionalTensor&, OptionalDtype, OptionalText)>(
           "moxie::grouped_mm", "quantized");
-  return op.call(x, x_scale, w, w_scale, options.offs, options.recipe, options.bias, options.dtype);
+  return op.call(x, x_scale, w, w_scale, options.offs, options.recipe, options.bias, options.dtype,
+                 options.scale_layout);
 }
 
 Tensor grouped_dgrad(const Tensor& dy, const OptionalTensor& dy_scale, const Tensor& w_t,
                      const OptionalTensor& w_scale_t, const GemmOptions& options) {
   static const auto op =
       find<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const OptionalTensor&,
-                  const OptionalTensor&, Text, OptionalDtype)>("moxie::grouped_dgrad");
-  return op.call(dy, dy_scale, w_t, w_scale_t, options.offs, options.recipe, options.dtype);
+                  const OptionalTensor&, Text, OptionalDtype, OptionalText)>(
+          "moxie::grouped_dgrad");
+  return op.call(dy, dy_scale, w_t, w_scale_t, options.offs, options.recipe, options.dtype,
+                 options.scale_layout);
 }
 
 Tensor grouped_wgrad(const Tensor& dy_t, const OptionalTensor& dy_scale_t, const Tensor& x_t,
@@ -314,9 +318,10 @@ Tensor grouped_wgrad(const Tensor& dy_t, const OptionalTensor& dy_scale_t, const
                      const GemmOptions& options) {
   static const auto op =
       find<Tensor(const Tensor&, const OptionalTensor&, const Tensor&, const OptionalTensor&,
-                  c10::SymInt, const OptionalTensor&, Text, OptionalDtype)>("moxie::grouped_wgrad");
+                  c10::SymInt, const OptionalTensor&, Text, OptionalDtype, OptionalText)>(
+          "moxie::grouped_wgrad");
   return op.call(dy_t, dy_scale_t, x_t, x_scale_t, num_rows, options.offs, options.recipe,
-                 options.dtype);
+                 options.dtype, options.scale_layout);
 }
 
 void grouped_wgrad_add_(const Tensor& dw, const Tensor& dy_t, const OptionalTensor& dy_scale_t,
@@ -324,9 +329,10 @@ void grouped_wgrad_add_(const Tensor& dw, const Tensor& dy_t, const OptionalTens
                         const c10::SymInt& num_rows, const GemmOptions& options) {
   static const auto op =
       find<void(const Tensor&, const Tensor&, const OptionalTensor&, const Tensor&,
-                const OptionalTensor&, c10::SymInt, const OptionalTensor&, Text)>(
+                const OptionalTensor&, c10::SymInt, const OptionalTensor&, Text, OptionalText)>(
           "moxie::grouped_wgrad_add_");
-  op.call(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, options.offs, options.recipe);
+  op.call(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, options.offs, options.recipe,
+          options.scale_layout);
 }
 
 Four quantize_weights(const Tensor& w, Text recipe) {

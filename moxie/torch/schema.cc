@@ -158,19 +158,27 @@ TORCH_LIBRARY(moxie, m) {
 
   // The passes of grouped_mm, on operands as the quantizers make them: an operand without a scale
   // is in bf16 or f32 and in its natural order. dtype is that of the result, bf16 if absent.
+  // scale_layout is that of the scales of tokens: if absent, what the path's GEMM reads, swizzled
+  // on Blackwell and plain elsewhere. Where operands are decoded it may be either, and so may that
+  // of the scales of w, which their dims tell.
   def("grouped_mm.quantized(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, "
-      "Tensor? offs=None, *, str recipe, Tensor? bias=None, ScalarType? dtype=None) -> Tensor y");
+      "Tensor? offs=None, *, str recipe, Tensor? bias=None, ScalarType? dtype=None, "
+      "str? scale_layout=None) -> Tensor y");
   def("grouped_dgrad(Tensor dy, Tensor? dy_scale, Tensor w_t, Tensor? w_scale_t, "
-      "Tensor? offs=None, *, str recipe, ScalarType? dtype=None) -> Tensor dx");
+      "Tensor? offs=None, *, str recipe, ScalarType? dtype=None, str? scale_layout=None) -> "
+      "Tensor dx");
   def("grouped_wgrad(Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, Tensor? x_scale_t, "
-      "SymInt num_rows, Tensor? offs=None, *, str recipe, ScalarType? dtype=None) -> Tensor dw");
+      "SymInt num_rows, Tensor? offs=None, *, str recipe, ScalarType? dtype=None, "
+      "str? scale_layout=None) -> Tensor dw");
   // dw, f32, += the same
   def("grouped_wgrad_add_(Tensor(a!) dw, Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, "
-      "Tensor? x_scale_t, SymInt num_rows, Tensor? offs=None, *, str recipe) -> ()");
+      "Tensor? x_scale_t, SymInt num_rows, Tensor? offs=None, *, str recipe, "
+      "str? scale_layout=None) -> ()");
   // x [R, C] -> f32 [G, C]: the rows of each group added up
   def("sum_groups(Tensor x, Tensor? offs=None) -> Tensor sums");
 
-  // Both forms of w [G, N, K] in the blocks of a recipe and the layout of the device at hand.
+  // Both forms of w [G, N, K] in the blocks of a recipe and the layout of the device at hand; `out`
+  // in the layout of its tensors, where the device takes either.
   def("quantize_weights(Tensor w, *, str recipe='mxfp8_rceil_128') -> "
       "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
   def("quantize_weights.out(Tensor w, *, str recipe='mxfp8_rceil_128', Tensor(a!) qdata, "

@@ -12,6 +12,7 @@ from typing import Optional, Union
 import torch
 from torch import Tensor
 
+from moxie.ops import ScaleLayout
 from moxie.recipe import AnyRecipe
 
 _ops = torch.ops.moxie
@@ -116,7 +117,8 @@ def quantize_weights(
 
 # ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
 # An operand without a scale is in bf16 or f32 and in its natural order (untransposed). A forward pass on quantized operands is
-# torch.ops.moxie.grouped_mm.quantized. Not differentiable; `dtype` is that of the result, bf16 if None.
+# torch.ops.moxie.grouped_mm.quantized. Not differentiable; `dtype` is that of the result, bf16 if None. `scale_layout` is that
+# of the scales of tokens: if None, swizzled where Blackwell multiplies, else plain. Where operands are decoded it may be either.
 
 
 def grouped_dgrad(
@@ -128,6 +130,7 @@ def grouped_dgrad(
     *,
     recipe: AnyRecipe,
     dtype: Optional[torch.dtype] = None,
+    scale_layout: Optional[ScaleLayout] = None,
 ) -> Tensor:
     """dx [R, K] = dy w, from the rowwise form of dy and the colwise form of w.
 
@@ -136,7 +139,8 @@ def grouped_dgrad(
     >>> moxie.grouped_dgrad(*moxie.quantize_rowwise(dy), w_t, w_scale_t, recipe="mxfp8_rceil").shape
     torch.Size([8, 32])
     """
-    return _ops.grouped_dgrad(dy, dy_scale, w_t, w_scale_t, offs, recipe=str(recipe), dtype=dtype)
+    return _ops.grouped_dgrad(
+        dy, dy_scale, w_t, w_scale_t, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout)
 
 
 def grouped_wgrad(
@@ -149,6 +153,7 @@ def grouped_wgrad(
     *,
     recipe: AnyRecipe,
     dtype: Optional[torch.dtype] = None,
+    scale_layout: Optional[ScaleLayout] = None,
 ) -> Tensor:
     """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides.
 
@@ -156,7 +161,8 @@ def grouped_wgrad(
     >>> moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil").shape
     torch.Size([1, 64, 32])
     """
-    return _ops.grouped_wgrad(dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), dtype=dtype)
+    return _ops.grouped_wgrad(
+        dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout)
 
 
 def grouped_wgrad_add_(
@@ -169,6 +175,7 @@ def grouped_wgrad_add_(
     offs: Optional[Tensor] = None,
     *,
     recipe: AnyRecipe,
+    scale_layout: Optional[ScaleLayout] = None,
 ) -> None:
     """dw, f32 [G, N, K], += what grouped_wgrad gives.
 
@@ -178,7 +185,8 @@ def grouped_wgrad_add_(
     >>> torch.equal(dw, moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil", dtype=torch.float32))
     True
     """
-    _ops.grouped_wgrad_add_(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe))
+    _ops.grouped_wgrad_add_(
+        dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), scale_layout=scale_layout)
 
 
 def sum_groups(x: Tensor, offs: Optional[Tensor] = None) -> Tensor:

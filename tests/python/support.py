@@ -216,6 +216,13 @@ def _wgrad(device, rows):
     return (*dy[2:], *x[2:], rows, offs), {"recipe": "mxfp8_rceil"}
 
 
+def _wgrad_swizzled(device, rows):
+    x, _, offs = _linear(device, rows)
+    forms = [moxie.quantize_colwise(t, offs=offs, scale_layout="swizzled")
+             for t in (random_values(rows, 40, device=device, seed=4), x)]
+    return (*forms[0], *forms[1], rows, offs), {"recipe": "mxfp8_rceil", "scale_layout": "swizzled"}
+
+
 def _wgrad_hp(device, rows):
     x, _, offs = _linear(device, rows)
     return (random_values(rows, 40, device=device), None, x, None, rows, offs), {"recipe": "bf16"}
@@ -312,6 +319,7 @@ CASES = [
     Case("grouped_mm-quantized", _forward, overload="quantized"),
     Case("grouped_dgrad", _dgrad),
     Case("grouped_wgrad", _wgrad),
+    Case("grouped_wgrad-swizzled", _wgrad_swizzled),
     Case("grouped_wgrad-hp", _wgrad_hp),
     Case("sum_groups", lambda device, rows: (_tokens(device, rows), {})),
     Case("quantization_stats", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9), _tokens(device, rows)[1]),

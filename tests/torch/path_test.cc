@@ -67,6 +67,28 @@ TEST(ChoosePath, EveryRecipeHasAReasonUnlessItIsFast) {
     }
 }
 
+ScaleLayout layout(std::string_view recipe, Path path, c10::DeviceType device) {
+  return choose_layout(parse_recipe(recipe, "test"), path, device);
+}
+
+TEST(ChooseLayout, OnAGpuWhatIsDecodedHasSwizzledScalesInBlocksOf32) {
+  for (const char* recipe : {"mxfp8_rceil", "mxfp8_floor", "mxfp8_emulated_even",
+                             "mxfp8_rceil_32x32", "mxfp8_rceil_wgrad_with_hp"}) {
+    EXPECT_EQ(layout(recipe, Path::kEmulated, c10::kCUDA), ScaleLayout::kSwizzled) << recipe;
+    EXPECT_EQ(layout(recipe, Path::kEmulated, c10::kCPU), ScaleLayout::kPlain) << recipe;
+  }
+  for (const char* recipe : {"mxfp8_rceil_128", "mxfp8_rceil:activations=1x128", "fp8_rowwise",
+                             "mxfp8_rceil:wgrad_dy=128x1,wgrad_x=128x1", "bf16"})
+    EXPECT_EQ(layout(recipe, Path::kEmulated, c10::kCUDA), ScaleLayout::kPlain) << recipe;
+}
+
+TEST(ChooseLayout, AGemmHasItsOwn) {
+  EXPECT_EQ(layout("mxfp8_rceil_128", Path::kSm90, c10::kCUDA), ScaleLayout::kPlain);
+  EXPECT_EQ(layout("fp8_rowwise", Path::kSm90Rows, c10::kCUDA), ScaleLayout::kPlain);
+  for (const char* recipe : {"mxfp8_rceil", "mxfp8_rceil_128"})
+    EXPECT_EQ(layout(recipe, Path::kSm100, c10::kCUDA), ScaleLayout::kSwizzled) << recipe;
+}
+
 constexpr RowScaledPass kTaken{.rows = 100, .groups = 8, .result = at::kBFloat16, .aligned = true};
 
 TEST(WhyNotSm90Rows, NothingIfResultsAreBf16) {

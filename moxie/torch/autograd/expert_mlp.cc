@@ -101,6 +101,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     data["recipe"] = call->plan13.text;
     data["path13"] = static_cast<int64_t>(call->plan13.path);
     data["path2"] = static_cast<int64_t>(call->plan2.path);
+    data["layout13"] = static_cast<int64_t>(call->plan13.layout);
+    data["layout2"] = static_cast<int64_t>(call->plan2.layout);
     data["groups"] = w13.sym_size(0);
     data["num_tokens"] = x.sym_size(0);
     data["x_dtype"] = x.scalar_type();
@@ -124,25 +126,26 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     auto& data = ctx->saved_data;
     const std::string text = data["recipe"].toStringRef();
     const Recipe recipe = parse_recipe(text, kOp);
-    const auto plan = [&](const char* path) {
-      return Plan{recipe, text, static_cast<Path>(data[path].toInt())};
+    const auto plan = [&](const std::string& of) {
+      return Plan{recipe, text, static_cast<Path>(data["path" + of].toInt()),
+                  static_cast<ScaleLayout>(data["layout" + of].toInt())};
     };
     const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
     const LinearSaved up = unpack_saved(saved, kLinears),
                       down = unpack_saved(saved, kLinears + kLinearSavedCount);
     const LinearGrads below =
-        linear_backward(plan("path2"), {.dy = dy,
-                                        .saved = down,
-                                        .offs = offs,
-                                        .num_groups = data["groups"].toSymInt(),
-                                        .main_grad = find_tensor(data, "main_grad2"),
-                                        .x_dtype = data["h_dtype"].toScalarType(),
-                                        .w_dtype = data["w2_dtype"].toScalarType(),
-                                        .needs_dx = needs_dx || needs_dw13,
-                                        .needs_dw = ctx->needs_input_grad(kW2)});
+        linear_backward(plan("2"), {.dy = dy,
+                                    .saved = down,
+                                    .offs = offs,
+                                    .num_groups = data["groups"].toSymInt(),
+                                    .main_grad = find_tensor(data, "main_grad2"),
+                                    .x_dtype = data["h_dtype"].toScalarType(),
+                                    .w_dtype = data["w2_dtype"].toScalarType(),
+                                    .needs_dx = needs_dx || needs_dw13,
+                                    .needs_dw = ctx->needs_input_grad(kW2)});
     out[kW2] = below.dw;
     if (!needs_dx && !needs_dw13) return out;
-    const Plan plan13 = plan("path13");
+    const Plan plan13 = plan("13");
     Tensor dh = h;
     std::optional<Forms> forms;
     if (needs_dx && needs_dw13 && fuses(plan13, h, Need::kBoth))

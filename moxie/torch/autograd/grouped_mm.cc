@@ -37,6 +37,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     ctx->save_for_backward(saved);
     ctx->saved_data["recipe"] = plan.text;
     ctx->saved_data["path"] = static_cast<int64_t>(plan.path);
+    ctx->saved_data["layout"] = static_cast<int64_t>(plan.layout);
     ctx->saved_data["groups"] = w.sym_size(0);
     ctx->saved_data["x_dtype"] = x.scalar_type();
     ctx->saved_data["w_dtype"] = w.scalar_type();
@@ -59,7 +60,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const OptionalTensor offs = defined(saved[0]);
     auto& data = ctx->saved_data;
     const std::string text = data["recipe"].toStringRef();
-    const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt())};
+    const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt()),
+                    static_cast<ScaleLayout>(data["layout"].toInt())};
     const LinearSaved operands = unpack_saved(saved, 1);
     std::optional<std::string> mx_block;
     if (data.find("mx_block") != data.end()) mx_block = data["mx_block"].toStringRef();

@@ -29,7 +29,9 @@ void check_quantized_w(const Plan& plan, const WeightArgs& args) {
                     " must be the four tensors of quantize_weights (qdata, scale, qdata_t, "
                     "scale_t), got ",
                     args.quantized_w->size());
-  const Results expected = quantized_weights_results(plan, args.w);
+  Plan as_given = plan;
+  as_given.layout = layout_of_weights(plan.path, args.quantized_w->at(1));
+  const Results expected = quantized_weights_results(as_given, args.w);
   const char* parts[] = {"w", "w_scale", "w_t", "w_scale_t"};
   for (size_t i = 0; i < expected.size(); ++i) {
     const Input part{op, parts[i], args.quantized_w->at(i)};
@@ -121,10 +123,11 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
     w = {{args.quantized_w->at(0), args.quantized_w->at(1)},
          {args.quantized_w->at(2), args.quantized_w->at(3)}};
   const auto dtype = args.dtype.value_or(recipe.out.value_or(args.x.scalar_type()));
+  GemmOptions options{.offs = args.offs, .recipe = plan.text, .bias = args.bias, .dtype = dtype};
+  if (!args.mx) options.scale_layout = name(plan.layout);
   LinearStep step;
-  step.y = grouped_mm_quantized(
-      x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
-      {.offs = args.offs, .recipe = plan.text, .bias = args.bias, .dtype = dtype});
+  step.y = grouped_mm_quantized(x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
+                                options);
   if (args.needs_dw) {
     const bool keeps_x = !colwise && recipe.scaling == Scaling::kRow;
     if (args.mx)
@@ -142,7 +145,8 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
   const Forms dy =
       args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
-  const GemmOptions options{.offs = args.offs, .recipe = plan.text};
+  const GemmOptions options{
+      .offs = args.offs, .recipe = plan.text, .scale_layout = name(plan.layout)};
   if (args.needs_dx) {
     GemmOptions in = options;
     in.dtype = args.x_dtype;

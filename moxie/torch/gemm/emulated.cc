@@ -33,6 +33,10 @@ Tensor decode_rows(const PassArgs& args, const Quantized& operand, Form form,
   return x;
 }
 
+ScaleLayout layout_in(const PassArgs& args, const Quantized& operand) {
+  return operand.data.dim() == 3 ? layout_of_weights(Path::kEmulated, *operand.scale) : args.layout;
+}
+
 Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm as) {
   if (!operand.scale) return operand.data;
   // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
@@ -42,8 +46,10 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm 
   const Tensor scale = operand.scale->view(at::kFloat8_e8m0fnu);  // a weight cache has bytes
   const std::string block = name(as.block);
   const bool stack = operand.data.dim() == 3;
-  const DequantizeOptions options{
-      .offs = stack ? std::nullopt : args.offs, .block = block, .dtype = dtype};
+  const DequantizeOptions options{.offs = stack ? std::nullopt : args.offs,
+                                  .block = block,
+                                  .dtype = dtype,
+                                  .scale_layout = name(layout_in(args, operand))};
   if (as.form == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
   return dequantize_colwise(operand.data, scale, stack ? operand.data.size(2) : args.num_rows,
                             options);
@@ -172,7 +178,9 @@ Tensor multiply_by_panels(const PassArgs& args) {
 
 Tensor multiply_emulated(const PassArgs& args) {
   const bool by_panels = args.a.data.is_cpu() && args.recipe.scaling == Scaling::kBlock &&
-                         args.a.scale && args.b.scale;
+                         args.a.scale && args.b.scale &&
+                         layout_in(args, args.a) == ScaleLayout::kPlain &&
+                         layout_in(args, args.b) == ScaleLayout::kPlain;
   if (by_panels) return multiply_by_panels(args);
   PassArgs decoded = args;
   decoded.a = {decode_whole(args, args.a, form_of_a(args.recipe, args.pass)), {}};

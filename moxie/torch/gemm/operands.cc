@@ -53,7 +53,7 @@ Forms quantize_by_block(const Plan& plan, const Tensor& x, const OptionalTensor&
                                 .rowwise_block = rowwise,
                                 .colwise_block = colwise,
                                 .rule = name(plan.recipe.rule),
-                                .scale_layout = name(plan.layout())};
+                                .scale_layout = name(plan.layout)};
   switch (need) {
     case Need::kRowwise: {
       auto [qdata, scale] = quantize_rowwise(x, options);
@@ -74,7 +74,7 @@ Quantized requantize_by_block(const Plan& plan, const Quantized& x, RequantizeOp
   const std::string colwise = name(plan.recipe.wgrad_x);
   options.colwise_block = colwise;
   options.rule = name(plan.recipe.rule);
-  options.scale_layout = name(plan.layout());
+  options.scale_layout = name(plan.layout);
   auto [qdata_t, scale_t] = requantize(x.data, *x.scale, options);
   return {qdata_t, scale_t};
 }
@@ -87,7 +87,7 @@ struct TokenOptions : QuantizeOptions {
     rowwise_block = rowwise_name;
     colwise_block = colwise_name;
     rule = name(plan.recipe.rule);
-    scale_layout = name(plan.layout());
+    scale_layout = name(plan.layout);
   }
   TokenOptions(const TokenOptions&) = delete;  // blocks are views of the names
   TokenOptions& operator=(const TokenOptions&) = delete;
@@ -142,7 +142,13 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
                           sizes_matter ? w.sym_size(1).guard_int(__FILE__, __LINE__) : 0,
                           sizes_matter ? w.sym_size(2).guard_int(__FILE__, __LINE__) : 0)
                   .path;
+  plan.layout = choose_layout(plan.recipe, plan.path, device.type());
   return plan;
+}
+
+ScaleLayout layout_of_weights(Path path, const Tensor& scale) {
+  if (path != Path::kEmulated) return layout_of(path);
+  return scale.dim() == 2 ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
 }
 
 Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
@@ -208,7 +214,7 @@ Results quantized_weights_results(const Plan& plan, const Tensor& w) {
   const auto dtype = by_row ? at::kFloat : at::kFloat8_e8m0fnu;
   const auto shape = [&](Form form, Block block) {
     return by_row ? row_scale_shape<c10::SymInt>(sym_shape(w), {}, form)
-                  : operand_shape<c10::SymInt>(sym_shape(w), {}, form, block, plan.layout());
+                  : operand_shape<c10::SymInt>(sym_shape(w), {}, form, block, plan.layout);
   };
   const auto rowwise = shape(Form::kRowwise, recipe.weights);
   const auto colwise = shape(Form::kColwise, recipe.weights_t());
@@ -230,7 +236,7 @@ void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out) 
                     {.rowwise_block = row,
                      .colwise_block = col,
                      .rule = name(plan.recipe.rule),
-                     .scale_layout = name(plan.layout())},
+                     .scale_layout = name(plan.layout)},
                     rowwise.data, *rowwise.scale, colwise.data, *colwise.scale);
 }
 
@@ -240,7 +246,7 @@ Quantized requantize_tokens(const Plan& plan, const Quantized& x, const Optional
     return quantize_tokens(plan, x.data, offs, Role::kX, Need::kColwise).colwise;
   const std::string block = name(plan.recipe.activations);
   return requantize_by_block(plan, x,
-                             {.offs = offs, .block = block, .from_layout = name(plan.layout())});
+                             {.offs = offs, .block = block, .from_layout = name(plan.layout)});
 }
 
 void check_mx(const Plan& plan, const char* op, const MxTensor& x) {
@@ -256,7 +262,8 @@ void check_mx(const Plan& plan, const char* op, const MxTensor& x) {
 }
 
 Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs) {
-  const bool swizzled = plan.layout() == ScaleLayout::kSwizzled;
+  // Decoding takes plain scales as they are; to swizzle them first would cost more than it saves.
+  const bool swizzled = layout_of(plan.path) == ScaleLayout::kSwizzled;
   Tensor scale = x.scale;
   // A block of 128 is four of 32 with one scale.
   if (x.block != name(plan.recipe.activations) || (swizzled && x.block != "1x32"))

@@ -36,8 +36,7 @@ struct Plan {
   Recipe recipe;
   std::string text;  // the recipe's
   Path path;
-
-  ScaleLayout layout() const { return layout_of(path); }
+  ScaleLayout layout = ScaleLayout::kPlain;  // of the scales that are made
 };
 
 // w must be [G, N, K]; messages call it `name`.
@@ -45,6 +44,10 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
 
 // e8m0, its bytes (as a weight cache under inductor has them), or f32 where rows are scaled.
 void check_scale(const Input& scale, Scaling scaling);
+
+// The layout of the scales of w. Plain ones are [G, rows, cols] and swizzled ones [G, bytes], so
+// where they are decoded they may have either: a weight cache may come from another device.
+ScaleLayout layout_of_weights(Path path, const Tensor& scale);
 
 // x or dy [R, C]. The blocks of the colwise form are those of wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };
@@ -68,7 +71,8 @@ void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out);
 Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
 
 // The operands of an x that came quantized, in any block that replicated scales turn into that of
-// the recipe: what forward reads, and what wgrad reads (of its qdata and scale, which were kept).
+// the recipe: what forward reads, with scales in the layout of the path's GEMM, and what wgrad
+// reads (of its qdata and scale, which were kept).
 void check_mx(const Plan& plan, const char* op, const MxTensor& x);
 Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs);
 Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view block,

@@ -1,5 +1,6 @@
 #include "moxie/torch/gemm/path.h"
 
+#include <algorithm>
 #include <atomic>
 #include <optional>
 
@@ -16,6 +17,19 @@ thread_local bool made_for_gpu = false;  // TracedLike
 
 bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
+}
+
+bool scales_by_32(const Recipe& recipe) {
+  const auto by_32 = [](Block block) { return std::max(block.rows, block.cols) == 32; };
+  return recipe.scaling == Scaling::kBlock && by_32(recipe.activations) && by_32(recipe.weights) &&
+         by_32(recipe.wgrad_dy) && by_32(recipe.wgrad_x);
+}
+
+std::optional<Path> forced(c10::DeviceType device) {
+  const bool here = forced_on.load() == ForceOn::kEveryDevice || device == c10::kCUDA;
+  const int path = forced_path.load();
+  if (!here || path == kNotForced) return std::nullopt;
+  return static_cast<Path>(path);
 }
 
 bool can_multiply(Path path, const Recipe& recipe) {
@@ -39,10 +53,8 @@ std::optional<Choice> choose_for_any_device(const Recipe& recipe, c10::DeviceTyp
   if (!recipe.quantizes()) return Choice{Path::kEmulated, "the recipe quantizes nothing"};
   if (recipe.kernels == Kernels::kEmulated)
     return Choice{Path::kEmulated, "the recipe asks for it"};
-  const bool here = forced_on.load() == ForceOn::kEveryDevice || device == c10::kCUDA;
-  const int forced = here ? forced_path.load() : kNotForced;
-  if (forced != kNotForced && can_multiply(static_cast<Path>(forced), recipe))
-    return Choice{static_cast<Path>(forced), ""};
+  if (const auto path = forced(device); path && can_multiply(*path, recipe))
+    return Choice{*path, ""};
   return std::nullopt;
 }
 
@@ -89,6 +101,12 @@ Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64
   return {Path::kEmulated, "no FP8 kernel for compute capability " +
                                std::to_string(capability / 10) + "." +
                                std::to_string(capability % 10)};
+}
+
+ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device) {
+  if (path != Path::kEmulated) return layout_of(path);
+  const bool as_a_gpu = device == c10::kCUDA || forced(device) == Path::kEmulated;
+  return as_a_gpu && scales_by_32(recipe) ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
 }
 
 std::string why_not_sm90_rows(const RowScaledPass& pass) {

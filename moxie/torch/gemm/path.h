@@ -53,10 +53,14 @@ struct RowScaledPass {
 // What of it kSm90Rows does not take, in words; empty: it takes all of it.
 std::string why_not_sm90_rows(const RowScaledPass& pass);
 
-// The layout in which a path's GEMM reads scales.
+// The layout in which a path's GEMM reads scales. What is decoded may be in either.
 constexpr ScaleLayout layout_of(Path path) {
   return path == Path::kSm100 ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
 }
+// The layout in which a path's operands are made. That of its GEMM, but where they are decoded on a
+// GPU and all blocks are of 32: its kernels write and read swizzled scales of those faster
+// (docs/kernels/quantize.md). Of larger blocks it gains little, and swizzled ones are repeated.
+ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device);
 
 constexpr const char* name(Path path) {
   switch (path) {
@@ -69,7 +73,8 @@ constexpr const char* name(Path path) {
 }
 
 // For tests: as if choose_path() had chosen it on every device, or on every GPU, for each recipe
-// that the path can multiply; an empty name ends that.
+// that the path can multiply; an empty name ends that. While kEmulated is forced on every device,
+// each has the layouts of a GPU.
 enum class ForceOn : uint8_t { kEveryDevice, kGpus };
 void force_path(std::string_view name, ForceOn on = ForceOn::kEveryDevice);
 

@@ -17,6 +17,7 @@ struct PassArgs {
   OptionalTensor add_to;  // wgrad: the f32 gradient to add to, instead of a result of its own
   Shape out;              // [R, N]; [R, K]; [G, N, K]
   at::ScalarType dtype;   // of the result
+  ScaleLayout layout;     // of the scales of tokens; those of w: layout_of_weights()
 
   int64_t num_rows = 0;  // R
   Sum sum() const { return add_to ? Sum::kAdd : Sum::kOverwrite; }

@@ -1,4 +1,5 @@
 // The three passes as ops over quantized operands: check, then the path that choose_path() names.
+#include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/products.h"
 #include "moxie/torch/ops/register.h"
@@ -18,6 +19,7 @@ struct Request {
   const OptionalTensor& bias;
   std::string_view recipe;
   std::optional<at::ScalarType> dtype;
+  std::optional<std::string_view> scale_layout;
 };
 
 struct Names {
@@ -82,9 +84,19 @@ void check_operand(const Operand& operand, const Recipe& recipe, ScaleLayout lay
 struct Checked {
   Recipe recipe;
   Path path;
+  ScaleLayout layout;  // of the scales of tokens
   SymShape out;
   at::ScalarType dtype;
 };
+
+ScaleLayout checked_layout(const Request& request, Path path) {
+  if (!request.scale_layout) return layout_of(path);
+  const ScaleLayout layout = parse_layout(*request.scale_layout, request.op);
+  TORCH_CHECK_VALUE(path == Path::kEmulated || layout == layout_of(path), request.op, ": ",
+                    name(path), " multiplies operands with ", name(layout_of(path)),
+                    " scales, got scale_layout='", name(layout), "'");
+  return layout;
+}
 
 void check_dims(const Request& request, const Names& names) {
   const auto check = [&](const char* name, const Tensor& tensor, int64_t dims) {
@@ -103,7 +115,7 @@ void check_bias(const Request& request, const SymShape& w) {
 }
 
 Checked check(const Request& request) {
-  const auto& [op, pass, a, a_scale, b, b_scale, num_rows, offs, bias, text, dtype] = request;
+  const auto& [op, pass, a, a_scale, b, b_scale, num_rows, offs, bias, text, dtype, said] = request;
   const Recipe recipe = parse_recipe(text, op);
   const Names names = names_of(pass);
   check_dims(request, names);
@@ -120,10 +132,12 @@ Checked check(const Request& request) {
     return device.is_cuda() ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
   };
   const Path path = choose_path(recipe, device, size(1), size(2)).path;
+  const ScaleLayout layout = checked_layout(request, path);
+  const ScaleLayout b_layout = wgrad || !b_scale ? layout : layout_of_weights(path, *b_scale);
   check_operand({op, names.a, names.a_scale, a, a_scale, a_shape, form_of_a(recipe, pass)}, recipe,
-                layout_of(path), offs);
+                layout, offs);
   check_operand({op, names.b, names.b_scale, b, b_scale, b_shape, form_of_b(recipe, pass)}, recipe,
-                layout_of(path), offs);
+                b_layout, offs);
 
   const auto same = [](const c10::SymInt& x, const c10::SymInt& y) {
     return x.sym_eq(y).expect_true(__FILE__, __LINE__);
@@ -144,7 +158,7 @@ Checked check(const Request& request) {
   if (!wgrad) out = {a_shape[0], pass == Pass::kForward ? w[1] : w[2]};
   auto result = dtype.value_or(recipe.out.value_or(a_scale ? at::kBFloat16 : a.scalar_type()));
   if (!recipe.keeps_dtype) result = high_precision(result, op);
-  return {recipe, path, out, result};
+  return {recipe, path, layout, out, result};
 }
 
 Tensor run(const Request& request, const Checked& checked, const OptionalTensor& add_to) {
@@ -157,6 +171,7 @@ Tensor run(const Request& request, const Checked& checked, const OptionalTensor&
                 .add_to = add_to,
                 .out = {},
                 .dtype = checked.dtype,
+                .layout = checked.layout,
                 .num_rows = request.num_rows.expect_int()};
   const auto size = [&](int i) { return checked.out[i].expect_int(); };
   args.out = checked.out.dims == 3 ? Shape(size(0), size(1), size(2)) : Shape(size(0), size(1));
@@ -181,18 +196,21 @@ Tensor call(const Request& request) {
 }
 
 using Text = std::string_view;
+using OptionalText = std::optional<Text>;
 using OptionalDtype = std::optional<at::ScalarType>;
 
 Tensor grouped_mm_quantized(const Tensor& x, const OptionalTensor& x_scale, const Tensor& w,
                             const OptionalTensor& w_scale, const OptionalTensor& offs, Text recipe,
-                            const OptionalTensor& bias, OptionalDtype dtype) {
+                            const OptionalTensor& bias, OptionalDtype dtype,
+                            OptionalText scale_layout) {
   return call({"grouped_mm", Pass::kForward, x, x_scale, w, w_scale,
-               x.dim() == 2 ? x.sym_size(0) : c10::SymInt(0), offs, bias, recipe, dtype});
+               x.dim() == 2 ? x.sym_size(0) : c10::SymInt(0), offs, bias, recipe, dtype,
+               scale_layout});
 }
 
 Tensor grouped_dgrad(const Tensor& dy, const OptionalTensor& dy_scale, const Tensor& w_t,
                      const OptionalTensor& w_scale_t, const OptionalTensor& offs, Text recipe,
-                     OptionalDtype dtype) {
+                     OptionalDtype dtype, OptionalText scale_layout) {
   return call({"grouped_dgrad",
                Pass::kDgrad,
                dy,
@@ -203,12 +221,14 @@ Tensor grouped_dgrad(const Tensor& dy, const OptionalTensor& dy_scale, const Ten
                offs,
                {},
                recipe,
-               dtype});
+               dtype,
+               scale_layout});
 }
 
 Tensor grouped_wgrad(const Tensor& dy_t, const OptionalTensor& dy_scale_t, const Tensor& x_t,
                      const OptionalTensor& x_scale_t, c10::SymInt num_rows,
-                     const OptionalTensor& offs, Text recipe, OptionalDtype dtype) {
+                     const OptionalTensor& offs, Text recipe, OptionalDtype dtype,
+                     OptionalText scale_layout) {
   return call({"grouped_wgrad",
                Pass::kWgrad,
                dy_t,
@@ -219,16 +239,17 @@ Tensor grouped_wgrad(const Tensor& dy_t, const OptionalTensor& dy_scale_t, const
                offs,
                {},
                recipe,
-               dtype});
+               dtype,
+               scale_layout});
 }
 
 void grouped_wgrad_add_(const Tensor& dw, const Tensor& dy_t, const OptionalTensor& dy_scale_t,
                         const Tensor& x_t, const OptionalTensor& x_scale_t, c10::SymInt num_rows,
-                        const OptionalTensor& offs, Text recipe) {
+                        const OptionalTensor& offs, Text recipe, OptionalText scale_layout) {
   constexpr const char* kOp = "grouped_wgrad_add_";
   const auto dtype = dw.scalar_type();
-  const Request request{kOp,      Pass::kWgrad, dy_t, dy_scale_t, x_t,  x_scale_t,
-                        num_rows, offs,         {},   recipe,     dtype};
+  const Request request{kOp,      Pass::kWgrad, dy_t, dy_scale_t, x_t,   x_scale_t,
+                        num_rows, offs,         {},   recipe,     dtype, scale_layout};
   with_op(kOp, [&] {
     const Checked checked = check(request);
     TORCH_CHECK_TYPE(dtype == at::kFloat || checked.recipe.keeps_dtype, kOp,

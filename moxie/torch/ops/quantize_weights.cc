@@ -29,7 +29,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_weights_op(const Tensor& w,
 void quantize_weights_out_op(const Tensor& w, std::string_view recipe, const Tensor& qdata,
                              const Tensor& scale, const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kOp, [&] {
-    const Plan plan = plan_of(w, recipe);
+    Plan plan = plan_of(w, recipe);
+    plan.layout = layout_of_weights(plan.path, scale);
     check_out(kOp, quantized_weights_results(plan, w), {qdata, scale, qdata_t, scale_t}, {w});
     quantize_weights_into(plan, w, {{qdata, scale}, {qdata_t, scale_t}});
   });
