@@ -144,6 +144,16 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
             for _ in range(NUM_BUFFERS)]
 
 
+def layout_made(recipe: str, w: torch.Tensor) -> str:
+    """The layout in which a product makes scales, which the shape of w's tells."""
+    blocks = moxie.Recipe.from_name(recipe)
+    if blocks.scaling != "block":
+        return "plain"
+    scale = moxie.quantize_weights(w, recipe=recipe)[1]
+    per_row = math.ceil(w.shape[2] / int(blocks.weights.split("x")[1]))
+    return "swizzled" if scale.dim() == 2 else "plain" if scale.shape[2] == per_row else "quads"
+
+
 def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:
     """Of a recipe that quantizes all operands; another has none of its own."""
     blocks = moxie.Recipe.from_name(recipe)
@@ -162,8 +172,7 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
     of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
     of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
     of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)  # noqa: E731
-    # As a product makes them: swizzled scales of w are [G, bytes].
-    layout = "swizzled" if blocks.scaling == "block" and of_w(0)[1].dim() == 2 else "plain"
+    layout = layout_made(recipe, w[0])
     how = {"recipe": recipe, "scale_layout": layout}
     xq, wq, dyq = ([of(i) for i in range(NUM_BUFFERS)] for of in (of_x, of_w, of_dy))
     at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form:2 * form + 2]  # noqa: E731

@@ -38,10 +38,15 @@ def table_of(caption: str, head: list[str], rows: list[list[str]], words: int = 
     return "\n".join([caption, "", lines[0], rule, *lines[1:]])
 
 
+def is_plain(row: dict) -> bool:
+    """Of its scales."""
+    return "swizzled" not in row["variant"] and "quads" not in row["variant"]
+
+
 def ops_table(report: dict) -> str:
     rows = []
     for row in report["rows"]:
-        if "swizzled" in row["variant"] or "f32" in row["variant"]:
+        if not is_plain(row) or "f32" in row["variant"]:
             continue
         peer = f"{row['times_torchao']:.0f}x faster" if "times_torchao" in row else ""
         shape = " x ".join(map(str, row["shape"])) + (f", {row['num_groups']} groups" if row["num_groups"] else "")
@@ -225,7 +230,7 @@ def draw(report: dict, shape: list[int], where: str, name: str) -> None:
 
     # (Where a launch takes longer than the op, as route's do, a rate says nothing.)
     rows = [row for row in report["rows"]
-            if row["shape"] == shape and "swizzled" not in row["variant"] and row["op"] != "route"]
+            if row["shape"] == shape and is_plain(row) and row["op"] != "route"]
     names = [f"{row['op']}  {row['variant']}" for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.3))
     bars = axes.barh(names, [row["gb_per_s"] for row in rows], color="#3b6ea8", height=0.65)

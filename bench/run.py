@@ -156,10 +156,10 @@ class Plan:
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
         self.add("quantize_rowwise", "1x128 bf16", x, cost={"rowwise_block": "1x128"}, block="1x128", **offs)
         self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
-        # In the blocks of mxfp8_rceil_128: activations, then gradients.
+        # In the blocks of mxfp8_rceil_128 and as Hopper reads them: activations, then gradients.
         for col in ("128x32", "128x1") if self.device == "cuda" else ():
-            both = {"rowwise_block": "1x128", "colwise_block": col, "scale_layout": "swizzled"}
-            self.add("quantize_both", f"1x128 + {col} bf16 swizzled", x, cost=both, **both, **offs)
+            both = {"rowwise_block": "1x128", "colwise_block": col, "scale_layout": "quads"}
+            self.add("quantize_both", f"1x128 + {col} bf16 quads", x, cost=both, **both, **offs)
         rowwise = [moxie.quantize_rowwise(*x, **offs) for x in x]
         colwise = [(*moxie.quantize_colwise(*x, **offs), self.shape[0]) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16", rowwise, self.torchao.dequantize, **offs)
@@ -168,7 +168,7 @@ class Plan:
         if self.device == "cuda":
             wide = [moxie.quantize_rowwise(*x, block="1x128", **offs) for x in x]
             self.add("requantize", "1x128 -> 128x32", wide, cost=blocks, block="1x128", colwise_block="128x32", **offs)
-            self.add_swizzled(x)
+            self.add_readers(x)
         self.add("quantize_per_row", "bf16", x, **offs)
         self.add("quantize_per_col", "bf16", x, **offs)
         padded = [moxie.pad_groups(*x, self.offs) for x in x]
@@ -177,20 +177,21 @@ class Plan:
                  self.torchao.unpad)
         self.add_layer(x)
 
-    def add_swizzled(self, x: list[tuple]) -> None:
-        """What reads swizzled scales; requantize writes them, too."""
-        swizzled = {"scale_layout": "swizzled"}
+    def add_readers(self, x: list[tuple]) -> None:
+        """What reads swizzled scales or quads; requantize writes them, too."""
+        swizzled, quads = {"scale_layout": "swizzled"}, {"scale_layout": "quads"}
         offs = {"offs": self.offs}
         rowwise = [moxie.quantize_rowwise(*x, **swizzled, **offs) for x in x]
         colwise = [(*moxie.quantize_colwise(*x, **swizzled, **offs), self.shape[0]) for x in x]
-        wide = [moxie.quantize_rowwise(*x, block="1x128", **swizzled, **offs) for x in x]
+        wide = [moxie.quantize_rowwise(*x, block="1x128", **quads, **offs) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16 swizzled", rowwise, cost=swizzled, **swizzled, **offs)
         self.add("dequantize_colwise", "32x1 bf16 swizzled", colwise, cost=swizzled, **swizzled, **offs)
-        both = {"from_layout": "swizzled", **swizzled}
-        for block, col, inputs in (("1x32", "32x1", rowwise), ("1x128", "128x32", wide), ("1x128", "128x1", wide)):
-            self.add("requantize", f"{block} -> {col} swizzled", inputs,
-                     cost={"rowwise_block": block, "colwise_block": col, **both},
-                     block=block, colwise_block=col, **both, **offs)
+        for block, col, layout, inputs in (("1x32", "32x1", "swizzled", rowwise), ("1x128", "128x32", "quads", wide),
+                                           ("1x128", "128x1", "quads", wide)):
+            layouts = {"from_layout": layout, "scale_layout": layout}
+            self.add("requantize", f"{block} -> {col} {layout}", inputs,
+                     cost={"rowwise_block": block, "colwise_block": col, **layouts},
+                     block=block, colwise_block=col, **layouts, **offs)
 
     def add_layer(self, x: list[tuple]) -> None:
         """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
@@ -202,15 +203,13 @@ class Plan:
         self.add("swiglu_backward", "bf16", [(*x[0], wide)], num_bytes=5 * one)
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
         kinds = {"1x32 + 32x1": {}, "1x32 + 32x1 swizzled": {"scale_layout": "swizzled"}, "1x128 + 128x32": blocks}
+        quads = {"rowwise_block": "1x128", "scale_layout": "quads"}
+        if self.device == "cuda":
+            kinds |= {f"1x128 + {col} quads": {"colwise_block": col, **quads} for col in ("128x32", "128x1")}
         for variant, kind in kinds.items():
             both = self.bytes_of("quantize_both", **kind) - one  # of both forms of [rows, dim]
             self.add("swiglu_quantize_both", variant, [(wide,)], num_bytes=2 * one + both, **kind, **offs)
             self.add("swiglu_backward_quantize_both", variant, [(*x[0], wide)], num_bytes=3 * one + 2 * both, **kind, **offs)
-        if self.device == "cuda":
-            kind = {"rowwise_block": "1x128", "colwise_block": "128x1", "scale_layout": "swizzled"}
-            both = self.bytes_of("quantize_both", **kind) - one
-            self.add("swiglu_backward_quantize_both", "1x128 + 128x1 swizzled", [(*x[0], wide)], num_bytes=3 * one + 2 * both,
-                     **kind, **offs)
         tokens = rows // TOP_K
         if tokens == 0:
             return
@@ -252,8 +251,8 @@ class Plan:
             blocks = {"rowwise_block": block, "colwise_block": block}
             self.add("quantize_both", f"{block} + {block} bf16", x, cost=blocks, **blocks)
             if self.device == "cuda":
-                blocks["scale_layout"] = "swizzled"
-                self.add("quantize_both", f"{block} + {block} bf16 swizzled", x, cost=blocks, **blocks)
+                layout = blocks["scale_layout"] = "swizzled" if block == "32x32" else "quads"
+                self.add("quantize_both", f"{block} + {block} bf16 {layout}", x, cost=blocks, **blocks)
 
 
 # ---- how -----------------------------------------------------------------------------------------------------------------------

@@ -158,9 +158,9 @@ TORCH_LIBRARY(moxie, m) {
 
   // The passes of grouped_mm, on operands as the quantizers make them: an operand without a scale
   // is in bf16 or f32 and in its natural order. dtype is that of the result, bf16 if absent.
-  // scale_layout is that of the scales of tokens: if absent, what the path's GEMM reads, swizzled
-  // on Blackwell and plain elsewhere. Where operands are decoded it may be either, and so may that
-  // of the scales of w, which their dims tell.
+  // scale_layout is that of the scales of tokens: if absent, swizzled on Blackwell and plain
+  // elsewhere. Hopper reads quads, and puts plain ones in order first; where operands are decoded
+  // it may be any. The scales of w tell theirs by their shape.
   def("grouped_mm.quantized(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, "
       "Tensor? offs=None, *, str recipe, Tensor? bias=None, ScalarType? dtype=None, "
       "str? scale_layout=None) -> Tensor y");

@@ -108,21 +108,24 @@ void check_shape(const Input& input, const SymShape& expected) {
                     text(expected), ", got ", input.tensor.sym_sizes());
 }
 
-void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape& plain,
-                       const SymShape& swizzled, const OptionalTensor& offs) {
-  const bool is_plain = said.layout == ScaleLayout::kPlain;
-  const SymShape& expected = is_plain ? plain : swizzled;
-  const SymShape& other = is_plain ? swizzled : plain;
+void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf& of) {
+  const auto shape_in = [&](ScaleLayout layout) {
+    return operand_shape(of.x, num_groups(of.offs), of.form, of.block, layout).scale;
+  };
+  check_layout(scale.op, of.form, of.block, said.layout);
+  const SymShape expected = shape_in(said.layout);
   if (has_shape(scale.tensor, expected)) return;
   std::ostringstream hint;
-  if (has_shape(scale.tensor, other)) {
-    const char* layout = name(is_plain ? ScaleLayout::kSwizzled : ScaleLayout::kPlain);
-    hint << ", which has the shape of " << layout << " scales";
+  for (const auto other : {ScaleLayout::kPlain, ScaleLayout::kSwizzled, ScaleLayout::kQuads}) {
+    const bool possible = other != ScaleLayout::kQuads || k_of(of.block, of.form) == kQuadBlock;
+    if (other == said.layout || !possible || !has_shape(scale.tensor, shape_in(other))) continue;
+    hint << ", which has the shape of " << name(other) << " scales";
     // Then they may be what was said all the same.
-    if (!is_plain && offs)
+    if (said.layout == ScaleLayout::kSwizzled && of.offs)
       hint << ", or of " << name(said.layout) << " ones that were made without offs";
     else
-      hint << "; pass " << said.name << "='" << layout << "'";
+      hint << "; pass " << said.name << "='" << name(other) << "'";
+    break;
   }
   TORCH_CHECK_VALUE(false, scale.op, ": ", scale.name, " must be ", text(expected), ", got ",
                     scale.tensor.sym_sizes(), hint.str());

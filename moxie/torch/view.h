@@ -46,8 +46,13 @@ struct LayoutArg {
   const char* name;
   ScaleLayout layout;
 };
-void check_scale_shape(const Input& scale, const LayoutArg& said, const SymShape& plain,
-                       const SymShape& swizzled, const OptionalTensor& offs);
+struct ScaleOf {
+  SymShape x;  // what is quantized
+  const OptionalTensor& offs;
+  Form form;
+  Block block;
+};
+void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf& of);
 
 // offs, with x on the same device. Their contents are the core's to check.
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);

@@ -118,7 +118,8 @@ def quantize_weights(
 # ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
 # An operand without a scale is in bf16 or f32 and in its natural order (untransposed). A forward pass on quantized operands is
 # torch.ops.moxie.grouped_mm.quantized. Not differentiable; `dtype` is that of the result, bf16 if None. `scale_layout` is that
-# of the scales of tokens: if None, swizzled where Blackwell multiplies, else plain. Where operands are decoded it may be either.
+# of the scales of tokens: if None, swizzled where Blackwell multiplies, else plain. Hopper reads quads, and puts plain ones in
+# order first; where operands are decoded it may be any.
 
 
 def grouped_dgrad(

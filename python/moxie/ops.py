@@ -7,8 +7,9 @@ Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or
 - `block` is the rows x cols of x that share a scale: 1x32, 32x1, 32x32, 1x128, 128x1, 128x32 or 128x128. Blocks at an edge
   may be partial, and never reach into another group.
 - `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
-- `scale_layout` is plain (row-major) or swizzled (the order in which block-scaled tensor cores read it). What reads scales
-  must be told: of tokens without offs, those of 1x32 and 32x1 have the same shape in both where no side needs padding.
+- `scale_layout` is plain (row-major), swizzled (the order in which block-scaled tensor cores read it) or quads (the order in
+  which the Hopper GEMM does; for blocks of 128 along the contraction). What reads scales must be told: of tokens without offs,
+  those of 1x32 and 32x1 have the same shape plain and swizzled where no side needs padding.
 - Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with R' the
   rows of every group rounded up to the block, or [G, K, N].
 - `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8
@@ -25,7 +26,7 @@ from torch import Tensor
 
 Block = Literal["1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128"]
 Rule = Literal["rceil", "floor", "ceil", "even"]
-ScaleLayout = Literal["plain", "swizzled"]
+ScaleLayout = Literal["plain", "swizzled", "quads"]
 Form = Literal["rowwise", "colwise"]
 
 _ops = torch.ops.moxie

@@ -193,6 +193,18 @@ TEST(Check, RefusesToCompactScalesThatDifferInsideABlock) {
       "scales must be constant in each 1x128 block, got code 9 beside 7 at row 1, column 2");
 }
 
+TEST(CheckLayout, RefusesQuadsOfBlocksThatAreNot128AlongK) {
+  check_layout("quantize", Form::kRowwise, {1, 128}, ScaleLayout::kQuads);
+  check_layout("quantize", Form::kColwise, {128, 32}, ScaleLayout::kQuads);
+  check_layout("quantize", Form::kRowwise, {1, 32}, ScaleLayout::kSwizzled);
+  EXPECT_REFUSED(check_layout("quantize", Form::kRowwise, {1, 32}, ScaleLayout::kQuads),
+                 "quantize: scales in quads are for blocks of 128 columns in the rowwise form, got "
+                 "1x32");
+  EXPECT_REFUSED(check_layout("quantize", Form::kColwise, {32, 1}, ScaleLayout::kQuads),
+                 "quantize: scales in quads are for blocks of 128 rows in the colwise form, got "
+                 "32x1");
+}
+
 TEST(Parse, KnowsEveryNameAndListsThemOtherwise) {
   for (const Block block : kBlocks) EXPECT_EQ(parse_block(name(block), "op", "block"), block);
   EXPECT_REFUSED(parse_block("32", "quantize_rowwise", "block"),
@@ -203,10 +215,11 @@ TEST(Parse, KnowsEveryNameAndListsThemOtherwise) {
   EXPECT_REFUSED(parse_rule("RCEIL", "op"),
                  "op: rule must be one of rceil, floor, ceil, even, got 'RCEIL'");
   EXPECT_EQ(parse_layout("swizzled", "op"), ScaleLayout::kSwizzled);
+  EXPECT_EQ(parse_layout("quads", "op"), ScaleLayout::kQuads);
   EXPECT_REFUSED(parse_layout("blocked", "op"),
-                 "op: scale_layout must be plain or swizzled, got 'blocked'");
+                 "op: scale_layout must be plain, swizzled or quads, got 'blocked'");
   EXPECT_REFUSED(parse_layout("blocked", "op", "from_layout"),
-                 "op: from_layout must be plain or swizzled, got 'blocked'");
+                 "op: from_layout must be plain, swizzled or quads, got 'blocked'");
 }
 
 }  // namespace

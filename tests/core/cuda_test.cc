@@ -69,7 +69,8 @@ class Large : public ::testing::Test {
   }
   Operand operand(Form form, int64_t rows, int64_t cols = kCols,
                   ScaleLayout layout = ScaleLayout::kPlain) {
-    const Block block = form == Form::kRowwise ? Block{1, 32} : Block{32, 1};
+    const int k = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
+    const Block block = form == Form::kRowwise ? Block{1, k} : Block{k, 1};
     const auto shape = operand_shape<int64_t>({rows, cols}, std::nullopt, form, block, layout);
     return {block,
             layout,
@@ -177,6 +178,7 @@ TEST_F(Large, DequantizeAndRequantize) { dequantize_and_requantize(ScaleLayout::
 TEST_F(Large, DequantizeAndRequantizeSwizzled) {
   dequantize_and_requantize(ScaleLayout::kSwizzled);
 }
+TEST_F(Large, DequantizeAndRequantizeQuads) { dequantize_and_requantize(ScaleLayout::kQuads); }
 
 TEST_F(Large, SwigluAndItsFusions) {
   const auto run = [&](int64_t rows, FloatView& a, QuantizeForms& forms) {
@@ -313,9 +315,10 @@ QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& o
     const auto shape = operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, layout);
     return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
   };
+  const int k = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
   return {.offs = offs,
-          .rowwise = operand(Form::kRowwise, {1, 32}),
-          .colwise = operand(Form::kColwise, {32, 1})};
+          .rowwise = operand(Form::kRowwise, {1, k}),
+          .colwise = operand(Form::kColwise, {k, 1})};
 }
 
 void expect_replay_of_quantize(ScaleLayout layout) {
@@ -350,6 +353,9 @@ void expect_replay_of_quantize(ScaleLayout layout) {
 TEST(Graph, QuantizeThenRequantizeAndDequantize) { expect_replay_of_quantize(ScaleLayout::kPlain); }
 TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
   expect_replay_of_quantize(ScaleLayout::kSwizzled);
+}
+TEST(Graph, QuantizeThenRequantizeAndDequantizeQuads) {
+  expect_replay_of_quantize(ScaleLayout::kQuads);
 }
 
 TEST(Graph, FusedOps) {

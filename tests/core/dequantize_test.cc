@@ -1,4 +1,5 @@
-// dequantize and requantize read swizzled scales as they read plain ones, on every backend here.
+// dequantize and requantize read scales in any layout as they read plain ones, on every backend
+// here.
 #include "moxie/core/dequantize/dequantize.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,8 @@ namespace moxie::testing {
 namespace {
 
 using Bytes = std::vector<std::vector<uint8_t>>;
-constexpr auto kPlain = ScaleLayout::kPlain, kSwizzled = ScaleLayout::kSwizzled;
+constexpr auto kPlain = ScaleLayout::kPlain, kSwizzled = ScaleLayout::kSwizzled,
+               kQuads = ScaleLayout::kQuads;
 
 struct Problem {
   const char* name;
@@ -42,7 +44,7 @@ const Problem kProblems[] = {
     {"weights", {3, 200, 144}, {}},
 };
 
-class ReadsBothLayouts : public ::testing::TestWithParam<NamedExec> {
+class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
  protected:
   // Infinity and NaN among them. What lies outside of the panels is NaN, as nobody may look at it.
   static Quantized quantized(const Problem& problem, Form form, Block block, ScaleLayout layout) {
@@ -64,9 +66,13 @@ class ReadsBothLayouts : public ::testing::TestWithParam<NamedExec> {
       panel = next_panel(panels, panel, rowwise ? 1 : block.rows);
       const Place place = place_of(panels, panel, form, block, layout);
       const int64_t k = rowwise ? panels.cols : panel.rows;
-      for (int64_t i = 0; i < place.outer; ++i)
-        for (int64_t j = 0; j < ceil_div<int64_t>(k, kMxBlock); ++j)
-          used[place.scale + swizzled_index(i, j, place.scale_stride)] = true;
+      const bool swizzled = layout == kSwizzled;
+      const int64_t outer_block = swizzled ? 1 : outer_of(block, form);
+      const int64_t k_block = swizzled ? kMxBlock : k_of(block, form);
+      for (int64_t i = 0; i < ceil_div(place.outer, outer_block); ++i)
+        for (int64_t j = 0; j < ceil_div(k, k_block); ++j)
+          used[swizzled ? place.scale + swizzled_index(i, j, place.scale_stride)
+                        : scale_index(place, layout, i, j)] = true;
     }
     for (size_t i = 0; i < used.size(); ++i)
       if (!used[i]) out.scale[i] = {kE8m0Nan};
@@ -117,33 +123,45 @@ class ReadsBothLayouts : public ::testing::TestWithParam<NamedExec> {
         all.push_back(block);
     return all;
   }
+  // But plain.
+  static std::vector<ScaleLayout> layouts(Form form, Block block) {
+    if (k_of(block, form) == kQuadBlock) return {kSwizzled, kQuads};
+    return {kSwizzled};
+  }
 };
 
-INSTANTIATE_TEST_SUITE_P(, ReadsBothLayouts, ::testing::ValuesIn([] {
+INSTANTIATE_TEST_SUITE_P(, ReadsEveryLayout, ::testing::ValuesIn([] {
                            auto all = backends_here();
                            all.insert(all.begin(), {"ref", {.backend = Backend::kRef}});
                            return all;
                          }()),
                          [](const auto& info) { return info.param.name; });
 
-TEST_P(ReadsBothLayouts, Dequantize) {
+TEST_P(ReadsEveryLayout, Dequantize) {
   for (const Problem& problem : kProblems)
     for (const Form form : {Form::kRowwise, Form::kColwise})
       for (const Block block : blocks(form, problem))
-        for (const Format format : {Format::kBf16, Format::kF32})
-          EXPECT_EQ(dequantized(problem, form, block, kSwizzled, format),
-                    dequantized(problem, form, block, kPlain, format))
-              << problem.name << ' ' << name(form) << ' ' << name(block) << ' ' << name(format);
+        for (const ScaleLayout layout : layouts(form, block))
+          for (const Format format : {Format::kBf16, Format::kF32})
+            EXPECT_EQ(dequantized(problem, form, block, layout, format),
+                      dequantized(problem, form, block, kPlain, format))
+                << problem.name << ' ' << name(form) << ' ' << name(block) << ' ' << name(layout)
+                << ' ' << name(format);
 }
 
-TEST_P(ReadsBothLayouts, Requantize) {
+TEST_P(ReadsEveryLayout, Requantize) {
   for (const Problem& problem : kProblems)
     for (const Block block : blocks(Form::kRowwise, problem))
-      for (const Block colwise : blocks(Form::kColwise, problem))
-        for (const ScaleLayout to : {kPlain, kSwizzled})
-          EXPECT_EQ(requantized(problem, block, kSwizzled, colwise, to),
-                    requantized(problem, block, kPlain, colwise, to))
-              << problem.name << ' ' << name(block) << " to " << name(colwise) << ' ' << name(to);
+      for (const Block colwise : blocks(Form::kColwise, problem)) {
+        auto results = layouts(Form::kColwise, colwise);
+        results.push_back(kPlain);
+        for (const ScaleLayout from : layouts(Form::kRowwise, block))
+          for (const ScaleLayout to : results)
+            EXPECT_EQ(requantized(problem, block, from, colwise, to),
+                      requantized(problem, block, kPlain, colwise, to))
+                << problem.name << ' ' << name(block) << ' ' << name(from) << " to "
+                << name(colwise) << ' ' << name(to);
+      }
 }
 
 TEST(SwizzledScales, MustHaveTheShapeOfTheirLayout) {

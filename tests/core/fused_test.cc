@@ -44,6 +44,8 @@ struct Request {
     row_block = random_block(random, Form::kRowwise, !offs.empty());
     col_block = random_block(random, Form::kColwise, !offs.empty());
     layout = random.chance(60) ? ScaleLayout::kPlain : ScaleLayout::kSwizzled;
+    if (row_block.cols == kQuadBlock && col_block.rows == kQuadBlock && random.chance(70))
+      layout = ScaleLayout::kQuads;
     rule = random.pick({ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil, ScaleRule::kEven});
   }
 

@@ -78,8 +78,16 @@ Matrix random_matrix(Random& random, Shape shape, int outer_block, Codes codes, 
 GemmOperand operand_in(Arena& arena, const Matrix& m, bool stack) {
   const int64_t rows = ceil_div<int64_t>(m.outer, m.outer_block);
   const Shape q = stack ? Shape{m.count, m.outer, m.k} : Shape{m.outer, m.k};
-  const Shape s = stack ? Shape{m.count, rows, m.scale_cols()} : Shape{rows, m.scale_cols()};
-  return {arena.input(m.qdata, q), arena.input(m.scale, s), m.outer_block, 128};
+  // The kernel reads quads; what pads them may be anything.
+  const int64_t quads = ceil_div<int64_t>(m.scale_cols(), kQuad), in_matrix = quads * rows * kQuad;
+  std::vector<e8m0> scale(m.count * in_matrix, e8m0{kE8m0Nan});
+  for (int64_t g = 0; g < m.count; ++g)
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < m.scale_cols(); ++j)
+        scale[g * in_matrix + quad_index(i, j, rows * kQuad)] =
+            m.scale[(g * rows + i) * m.scale_cols() + j];
+  const Shape s = stack ? Shape{m.count, quads * rows, kQuad} : Shape{quads * rows, kQuad};
+  return {arena.input(m.qdata, q), arena.input(scale, s), m.outer_block, 128, ScaleLayout::kQuads};
 }
 
 struct Span {

@@ -22,7 +22,8 @@ GemmOperand operand_of(const Quantized& q, Form form) {
   return {{q.qdata.data(), q.qdata_shape},
           {q.scale.data(), q.scale_shape},
           outer_of(block, form),
-          k_of(block, form)};
+          k_of(block, form),
+          q.operand().layout};
 }
 
 template <class T>
@@ -160,6 +161,26 @@ TEST(Product, GivesZeroForRowsOfNoGroupAndForGroupsWithoutRows) {
     const int64_t end = p.pass == Pass::kWgrad ? 5 * kN * kK : numel(p.out);
     for (int64_t i = begin; i < end; ++i) ASSERT_EQ(out[i], 0) << name(p.pass);
   }
+}
+
+TEST(GroupedMm, OfTheReferenceReadsQuadsAsPlainScales) {
+  constexpr int64_t kDepth = 700;  // five blocks and a bit
+  const auto x = random_floats(5, kRows * kDepth), w = random_floats(6, 6 * kN * kDepth);
+  const auto run = [&](ScaleLayout layout) {
+    const auto quantized = [&](const auto& values, Shape shape, Block block, const auto& offs) {
+      return quantize_form(values, shape, Form::kRowwise, block, offs, ScaleRule::kRceil, layout);
+    };
+    const auto qx = quantized(x, {kRows, kDepth}, {1, 128}, kOffs);
+    const auto qw = quantized(w, {6, kN, kDepth}, {128, 128}, std::vector<int32_t>{});
+    std::vector<float> out(kRows * kN, NAN);
+    grouped_mm({.a = operand_of(qx, Form::kRowwise),
+                .b = operand_of(qw, Form::kRowwise),
+                .offs = view_of(kOffs),
+                .out = {out.data(), Format::kF32, {kRows, kN}}},
+               kRef);
+    return out;
+  };
+  EXPECT_EQ(run(ScaleLayout::kQuads), run(ScaleLayout::kPlain));
 }
 
 TEST(GroupedMm, OfTheReferenceIsTheProductOfWhatItsOperandsDecodeTo) {

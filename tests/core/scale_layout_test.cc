@@ -84,6 +84,47 @@ TEST(Unswizzle, UndoesSwizzle) {
   }
 }
 
+TEST(Quads, PutFourAlongKSideBySideAndThenTheNextRow) {
+  EXPECT_EQ(quad_index(0, 0, 40), 0);
+  EXPECT_EQ(quad_index(0, 3, 40), 3);
+  EXPECT_EQ(quad_index(1, 0, 40), 4);
+  EXPECT_EQ(quad_index(9, 3, 40), 39);
+  EXPECT_EQ(quad_index(0, 4, 40), 40);
+  EXPECT_EQ(quad_index(2, 9, 40), 89);
+}
+
+// What a quantizer writes in quads = its plain scales in that order, and zeros behind the last.
+void expect_quads_are_plain_scales_in_order(Shape x, const std::vector<int32_t>& offs, Form form,
+                                            Block block) {
+  Random random(6);
+  const auto values = random_values<bf16>(random, numel(x), Data::kWide);
+  const auto plain = quantize_form(values, x, form, block, offs);
+  const auto quads =
+      quantize_form(values, x, form, block, offs, ScaleRule::kRceil, ScaleLayout::kQuads);
+  const int64_t rows = plain.scale_shape.dim(-2), cols = plain.scale_shape.dim(-1);
+  const int64_t padded = round_up<int64_t>(cols, 4), matrices = x.dims == 3 ? x[0] : 1;
+  EXPECT_EQ(quads.scale_shape,
+            x.dims == 3 ? Shape(x[0], padded / 4 * rows, 4) : Shape(padded / 4 * rows, 4));
+  std::vector<e8m0> expected;
+  for (int64_t g = 0; g < matrices; ++g)
+    for (int64_t quad = 0; quad < padded; quad += 4)
+      for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = quad; j < quad + 4; ++j)
+          expected.push_back(j < cols ? plain.scale[(g * rows + i) * cols + j] : e8m0{0});
+  EXPECT_EQ(quads.scale, expected);
+  EXPECT_EQ(quads.qdata, plain.qdata);
+}
+
+TEST(Quads, OfAQuantizerAreItsPlainScalesInOrder) {
+  const std::vector<int32_t> offs{0, 1, 130, 130, 400, 528};  // and a tail of rows of no group
+  expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kRowwise, {1, 128});
+  expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kColwise, {128, 1});
+  expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kColwise, {128, 32});
+  expect_quads_are_plain_scales_in_order({512, 512}, {}, Form::kColwise, {128, 128});
+  expect_quads_are_plain_scales_in_order({3, 600, 300}, {}, Form::kRowwise, {128, 128});
+  expect_quads_are_plain_scales_in_order({3, 600, 300}, {}, Form::kColwise, {128, 128});
+}
+
 // What a quantizer writes swizzled = its plain scales, replicated to one per 1 x 32, then swizzled.
 void expect_direct_equals_composed(Shape x, const std::vector<int32_t>& offs, Form form,
                                    Block block) {

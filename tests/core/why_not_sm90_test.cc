@@ -14,6 +14,7 @@ GemmOperand shaped(Shape qdata, int outer_block, int k_block = 128) {
   GemmOperand operand;
   operand.qdata.shape = qdata;
   operand.outer_block = outer_block, operand.k_block = k_block;
+  operand.layout = ScaleLayout::kQuads;
   return operand;
 }
 
@@ -45,6 +46,14 @@ TEST(WhyNotSm90, SaysWhichRuleOfGroupedMmIsBroken) {
   GemmOperand odd = shaped({8, 128}, 1);
   odd.qdata.data = reinterpret_cast<const e4m3*>(8);
   EXPECT_THAT(why(odd, shaped({1, 16, 128}, 128)), HasSubstr("a to start at a multiple of 16"));
+  GemmOperand plain = shaped({8, 128}, 1);
+  plain.layout = ScaleLayout::kPlain;
+  EXPECT_THAT(why(plain, shaped({1, 16, 128}, 128)),
+              HasSubstr("needs the scales of a in quads, got plain ones"));
+  GemmOperand odd_scales = shaped({1, 16, 128}, 128);
+  odd_scales.scale.data = reinterpret_cast<const e8m0*>(6);
+  EXPECT_THAT(why(shaped({8, 128}, 1), odd_scales),
+              HasSubstr("needs the scales of b to start at a multiple of 4 bytes"));
 }
 
 TEST(WhyNotSm90, SaysWhichRuleOfGroupedWgradIsBroken) {

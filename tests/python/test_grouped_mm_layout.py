@@ -244,13 +244,13 @@ def test_a_path_with_a_gemm_takes_its_own_layout_alone():
     problem = gaussian(LARGE, 64, 96)
     x, w = moxie.quantize_both(problem.x, offs=problem.offs), moxie.quantize_both(problem.w)
     call = lambda **said: ops.grouped_mm.quantized(*x[:2], *w[:2], problem.offs, recipe="mxfp8_rceil", **said)  # noqa: E731
-    with pytest.raises(ValueError, match="grouped_mm: scale_layout must be plain or swizzled, got 'tiled'"):
+    with pytest.raises(ValueError, match="grouped_mm: scale_layout must be plain, swizzled or quads, got 'tiled'"):
         call(scale_layout="tiled")
     with pytest.raises(ValueError, match=r"grouped_mm: x_scale must be \[1072, 4\], got \[560, 3\]"):
         call(scale_layout="swizzled")
     ops._force_path("sm100")
     try:
-        with pytest.raises(ValueError, match="sm100 multiplies operands with swizzled scales, got scale_layout='plain'"):
+        with pytest.raises(ValueError, match="sm100 multiplies operands whose scales are swizzled, got scale_layout='plain'"):
             call(scale_layout="plain")
     finally:
         ops._force_path("")

@@ -108,6 +108,8 @@ def test_meta_tensors_give_the_shapes_that_run(case: Case, device):
         return value.to("meta") if isinstance(value, torch.Tensor) else value
 
     shapes = as_tuple(case.op(*map(meta, args), **{name: meta(value) for name, value in kwargs.items()}))
+    if case.name == "quantize_weights":  # in the layout of a device, and meta tensors are on none: as on a CPU
+        args, kwargs = case.make("cpu", 70)
     for traced, real in zip(shapes, as_tuple(case.op(*args, **kwargs)), strict=True):
         assert traced.is_meta
         assert (traced.shape, traced.stride(), traced.dtype) == (real.shape, real.stride(), real.dtype)

@@ -85,7 +85,8 @@ Operand operand_in(Arena& arena, const Problem& p, Form form, Block block, Scale
   return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
 }
 
-ScaleLayout random_layout(Random& random) {
+ScaleLayout random_layout(Random& random, Form form, Block block) {
+  if (k_of(block, form) == kQuadBlock && random.chance(50)) return ScaleLayout::kQuads;
   return random.chance(70) ? ScaleLayout::kPlain : ScaleLayout::kSwizzled;
 }
 
@@ -98,7 +99,8 @@ Case quantize_case(Random& random) {
   const Block row = random_block(random, Form::kRowwise, p);
   Block col = random_block(random, Form::kColwise, p);
   if (row.rows == row.cols && random.chance(50)) col = row;  // square: one scale computation
-  const auto row_layout = random_layout(random), col_layout = random_layout(random);
+  const auto row_layout = random_layout(random, Form::kRowwise, row);
+  const auto col_layout = random_layout(random, Form::kColwise, col);
   p.text << " data " << int(data) << ' ' << name(input.format) << ' ' << name(rule)
          << (which != 1 ? " rowwise " + name(row) + " " + name(row_layout) : "")
          << (which != 0 ? " colwise " + name(col) + " " + name(col_layout) : "");
@@ -119,7 +121,7 @@ Case dequantize_case(Random& random) {
   auto p = random_problem(random);
   const Form form = random.chance(50) ? Form::kRowwise : Form::kColwise;
   const Block block = random_block(random, form, p);
-  const auto layout = random_layout(random);
+  const auto layout = random_layout(random, form, block);
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), form, block, layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   const auto scale = random_bytes<e8m0>(random, numel(shape.scale));
@@ -147,14 +149,14 @@ Case requantize_case(Random& random) {
   auto p = random_problem(random);
   const Block block = random_block(random, Form::kRowwise, p);
   const Block col = random_block(random, Form::kColwise, p);
-  const auto from_layout = random_layout(random);
+  const auto from_layout = random_layout(random, Form::kRowwise, block);
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), Form::kRowwise, block, from_layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   auto scale = random_bytes<e8m0>(random, numel(shape.scale));
   if (random.chance(70))  // scales as quantize makes them, so that few blocks are NaN
     for (auto& value : scale) value.code = static_cast<uint8_t>(110 + value.code % 20);
   const auto rule = kRules[random.below(4)];
-  const auto layout = random_layout(random);
+  const auto layout = random_layout(random, Form::kColwise, col);
   p.text << " from " << name(block) << ' ' << name(from_layout) << " to " << name(col) << ' '
          << name(layout) << ' ' << name(rule);
   auto run = [=, x = p.x, offs = p.offs, misalign = p.misalign](const Exec& exec) {

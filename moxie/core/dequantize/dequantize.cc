@@ -7,6 +7,7 @@ namespace moxie {
 void dequantize(const DequantizeArgs& args, const Exec& exec) {
   const Panels panels = make_panels("dequantize", args.x.shape, args.offs, exec.backend);
   check_operand_block("dequantize", args.form, args.block, panels);
+  check_layout("dequantize", args.form, args.block, args.layout);
   const auto expected = operand_shape<int64_t>(args.x.shape, num_groups(args.offs), args.form,
                                                args.block, args.layout);
   const bool rowwise = args.form == Form::kRowwise;

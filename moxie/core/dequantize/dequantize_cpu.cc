@@ -3,7 +3,7 @@
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/simd/clear.h"
 #include "moxie/core/simd/pick_isa.h"
-#include "moxie/core/simd/unswizzle.h"
+#include "moxie/core/simd/plain_scales.h"
 #include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {
@@ -62,9 +62,8 @@ void dequantize_as(const DequantizeArgs& args, const Panels& panels, const Exec&
     return [&, scratch = std::make_unique_for_overwrite<DequantizeScratch>()](
                const PanelSpan& tile, const PanelSpan* next) {
       T* const to = x + (tile.panel->begin + tile.span.row) * panels.cols + tile.span.col;
-      SourceTile from{tile.span, source(tile)};
-      if (args.layout == ScaleLayout::kSwizzled)
-        from = unswizzled(from.span, from.in, scratch->codes);
+      const SourceTile from =
+          with_plain_scales(tile.span, source(tile), args.layout, scratch->codes);
       kernel(from.span, from.in, {to, panels.cols, stream, next ? first_byte(*next) : nullptr},
              *scratch);
     };

@@ -117,21 +117,22 @@ struct ColwiseRun {
         tile.store(line, index, load_piece<kAligned>(at, left));
     });
     __pipeline_commit();
-    if (p.layout == ScaleLayout::kPlain)
-      load_plain(span);
-    else
+    if (p.layout == ScaleLayout::kSwizzled)
       load_swizzled(span);
+    else
+      load_plain(span);
   }
 
+  // Or quads, of which all rows of a tile have one.
   __device__ void load_plain(const TileSpan& span) {
     const int col = threadIdx.x % kTileCols;
-    const e8m0* codes =
-        p.scale + s.place.scale + ((span.col + col) >> p.col_shift) * s.place.scale_stride;
+    const e8m0* codes = p.scale + scale_index(s.place, p.layout, (span.col + col) >> p.col_shift,
+                                              span.row >> p.row_shift);
 #pragma unroll
     for (int k = 0; k < kCodes; ++k) {
       const int row = (threadIdx.x / kTileCols + k * (kThreads / kTileCols)) * kMxBlock;
       code[k] = 0;
-      if (col < span.cols && row < span.rows) code[k] = codes[(span.row + row) >> p.row_shift].code;
+      if (col < span.cols && row < span.rows) code[k] = codes[row >> p.row_shift].code;
     }
   }
 
@@ -147,7 +148,7 @@ struct ColwiseRun {
 
   __device__ void store_codes(TurnedTiles& tiles, int index) const {
     const auto thread = static_cast<int>(threadIdx.x);
-    if (p.layout == ScaleLayout::kPlain) {
+    if (p.layout != ScaleLayout::kSwizzled) {
 #pragma unroll
       for (int k = 0; k < kCodes; ++k)
         tiles.code[index][thread / kTileCols + k * (kThreads / kTileCols)][thread % kTileCols] = {
@@ -256,7 +257,7 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
       .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
                                                : sizeof(DequantizeStorage<Form::kColwise>))};
   const bool aligned_scale =
-      args.layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint16_t));
+      args.layout != ScaleLayout::kSwizzled || is_aligned(args.scale.data, 0, sizeof(uint16_t));
   with_format(args.x.format, [&]<class T>() {
     auto* x = static_cast<T*>(args.x.data);
     const bool aligned =
@@ -266,7 +267,7 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
       const DequantizeParams<T, kAligned> params{
           .panels = panels,
           .source = rowwise_source<kAligned>(args.qdata.data, args.scale.data, args.block,
-                                             args.layout, panels.cols),
+                                             args.layout, panels),
           .block = args.block,
           .layout = args.layout,
           .qdata = args.qdata.data,

@@ -124,9 +124,9 @@ class Consumer {
     const int done = stages_.slot(), k = work.k_begin + step;
     finish(product);
     const auto factors = [&](int half, int span) {
-      const int64_t row = work.row + Rows::of_thread() + half * 8;
-      return wild_factors(*codes_of(p_.scale_a, row, k),
-                          *codes_of(p_.scale_b, b_code_row<Tile>(p_, work, span), k));
+      const CodeRow row{0, work.row + Rows::of_thread() + half * 8};
+      return wild_factors(code_at(p_.scale_a, row, k),
+                          code_at(p_.scale_b, b_code_row<Tile>(p_, work, span), k));
     };
     promote_wild<Tile::kSpans>(factors, product, sums);
     stages_.release(done);

@@ -8,6 +8,8 @@ namespace moxie {
 void decode(const DecodeArgs& args, const Exec& exec) {
   const Shape& q = args.operand.qdata.shape;
   check_gemm_operand("decode", "operand", args.operand);
+  MOXIE_CHECK(args.operand.layout == ScaleLayout::kPlain, "decode: scales must be plain, got ",
+              name(args.operand.layout));
   MOXIE_CHECK(args.out.shape.dims == 2, "decode: out must be [outers, ks], got ", args.out.shape);
   MOXIE_CHECK(args.matrix >= 0 && args.matrix < (q.dims == 3 ? q[0] : 1),
               "decode: there is no matrix ", args.matrix, " in ", q);

@@ -13,9 +13,12 @@ namespace {
 double at(const GemmOperand& operand, int64_t g, int64_t outer, int64_t k) {
   const Shape& q = operand.qdata.shape;
   const int64_t row = g * q.dim(-2) + outer;
-  const int64_t scale_row =
-      g * ceil_div<int64_t>(q.dim(-2), operand.outer_block) + outer / operand.outer_block;
-  const e8m0 scale = operand.scale.data[scale_row * operand.scale.dim(-1) + k / operand.k_block];
+  const Shape& s = operand.scale.shape;
+  const int64_t i = outer / operand.outer_block, j = k / operand.k_block;
+  const int64_t rows = ceil_div<int64_t>(q.dim(-2), operand.outer_block);
+  const int64_t in_matrix =
+      operand.layout == ScaleLayout::kPlain ? i * s.dim(-1) + j : quad_index(i, j, rows * kQuad);
+  const e8m0 scale = operand.scale.data[g * s.dim(-2) * s.dim(-1) + in_matrix];
   const float value = to_float(operand.qdata.data[row * q.dim(-1) + k]);
   if (scale.code == kE8m0Nan) return std::nan("");
   return std::ldexp(static_cast<double>(value), scale.code - 127);

@@ -13,13 +13,12 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
   }
   const TileChoice tile =
       choose_tile({.ragged = Ragged::kRows, .groups = groups, .rows = rows, .n = n, .k = k});
-  const int64_t scales_of_group = ceil_div<int64_t>(n, args.b.outer_block);
   GemmParams p{};
   p.a = a_map(args.a.qdata.data, rows, k, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, groups * n, k, args.out.format);
   p.out_map = out_map(args.out, rows, n);
-  p.scale_a = scale_matrix(args.a.scale.data, rows, k_blocks);
-  p.scale_b = scale_matrix(args.b.scale.data, groups * scales_of_group, k_blocks);
+  p.scale_a = quads_of(args.a);
+  p.scale_b = quads_of(args.b);
   p.offs = panels.offs;
   p.out = args.out.data;
   if (args.bias) {
@@ -32,7 +31,6 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
   p.n = static_cast<int>(n);
   p.k_blocks = static_cast<int>(k_blocks);
   p.b_rows_of_group = static_cast<int>(n);
-  p.b_scales_of_group = static_cast<int>(scales_of_group);
   p.band = tile.band;
   // Every group and the rows that none covers can waste a tile less one row.
   const int64_t tiles = ceil_div<int64_t>(rows, tile.rows) + groups + 1;

@@ -7,7 +7,7 @@ namespace moxie::sm90 {
 // buffer serves every group.
 void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* stream) {
   const int64_t groups = panels.count, padded = args.a.qdata.dim(1);
-  const int64_t m = args.out.dim(1), n = args.out.dim(2), k_blocks = padded / kTileK;
+  const int64_t m = args.out.dim(1), n = args.out.dim(2);
   if (groups == 0) return;
   if (padded == 0) {
     if (args.sum == Sum::kAdd) return;
@@ -23,8 +23,8 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, n, padded, args.out.format);
   p.out_map = out_map(args.out, groups * m, n);
-  p.scale_a = scale_matrix(args.a.scale.data, m, k_blocks);
-  p.scale_b = scale_matrix(args.b.scale.data, ceil_div<int64_t>(n, args.b.outer_block), k_blocks);
+  p.scale_a = quads_of(args.a);
+  p.scale_b = quads_of(args.b);
   p.offs = panels.offs;
   p.out = args.out.data;
   p.groups = static_cast<int>(groups);

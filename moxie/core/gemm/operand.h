@@ -9,9 +9,10 @@ namespace moxie {
 
 struct GemmOperand {
   View<const e4m3> qdata;  // [outer, k] or [G, outer, k]
-  View<const e8m0> scale;  // plain: [.., outer / outer_block, k / k_block], ceilings
+  View<const e8m0> scale;  // [.., outer / outer_block, k / k_block], ceilings; or quads of them
   int outer_block = 1;     // 1, 32 or 128
   int k_block = 128;       // 32 or 128
+  ScaleLayout layout = ScaleLayout::kPlain;
 };
 
 // bias, where there is one, is [n] or [groups, n].

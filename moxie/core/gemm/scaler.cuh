@@ -7,61 +7,61 @@
 
 namespace moxie::sm90 {
 
-// The codes of kRows rows, four steps at a time. Rows past the end of the matrix have zeros.
-template <int kRows>
+// The codes of kRows rows, four steps at a time. A tile can reach beyond the matrix; rows past the
+// last have the codes of the last, as nothing is stored of them.
+template <int kRows, Ragged kRagged>
 class CodeStream {
  public:
-  // From row `row` and step k on, of which there are `steps`. The first loads are then under way.
-  __device__ __forceinline__ void start(const ScaleMatrix& scale, int64_t row, int k, int steps) {
-    const int64_t before = scale.data - reinterpret_cast<const uint8_t*>(scale.words);
-    const auto byte = static_cast<uint32_t>(before + row * scale.stride + k);
-    shift_ = byte % kQuad * 8;
-    at_ = byte / kQuad;
-    // One word more than there are steps for: shifted codes end in it.
-    const uint32_t last = at_ + below(scale, kRows - 1) + max(ceil_div(steps, kQuad), 1);
-    inside_ = __all_sync(~0u, at_ >= scale.first_word && last - scale.first_word < scale.num_words);
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) high_[i] = word(scale, at_ + below(scale, i));
+  // From a row and step k on. The first loads are then under way.
+  __device__ __forceinline__ void start(const ScaleMatrix& scale, const CodeRow& first, int k) {
+    at_ = first.word(scale, k);
+    rows_left_ = static_cast<int>(scale.rows) - 1 - first.row;
+    inside_ = __all_sync(~0u, row(kRows - 1) <= rows_left_);
+    if constexpr (kShifted) {
+      shift_ = k % kQuad * 8;
+      quads_left_ = static_cast<int>(scale.quads) - 1 - k / kQuad;
+      load(scale);
+    }
     next(scale);
   }
-  // Those of the next four steps are then codes(), and the load of the ones after them is under
-  // way.
+  // Those of the next four steps are then codes(), or on their way to it.
   __device__ __forceinline__ void next(const ScaleMatrix& scale) {
-    ++at_;
-    if (inside_) {
+    if constexpr (kShifted) {
 #pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        low_[i] = high_[i];
-        high_[i] = __ldg(scale.words + at_ + below(scale, i));
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) {
-        low_[i] = high_[i];
-        high_[i] = word(scale, at_ + below(scale, i));
-      }
+      for (int i = 0; i < kRows; ++i) low_[i] = high_[i];
+      // Behind the last quad there is none, and no step either.
+      if (--quads_left_ < 0) return;
     }
+    load(scale);
   }
   __device__ __forceinline__ uint32_t codes(int i) const {
-    return __funnelshift_r(low_[i], high_[i], shift_);
+    if constexpr (kShifted) return __funnelshift_r(low_[i], high_[i], shift_);
+    return high_[i];
   }
-  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows. Multiples of four, so that
-  // all rows have the same shift.
+  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows.
   static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
-  static __device__ __forceinline__ uint32_t below(const ScaleMatrix& scale, int i) {
-    return static_cast<uint32_t>(row(i) / kQuad * scale.stride);
-  }
-  static __device__ __forceinline__ uint32_t word(const ScaleMatrix& scale, uint32_t at) {
-    const uint32_t* word = scale.words + at;
-    return at - scale.first_word < scale.num_words
-               ? __ldg(word)
-               : codes_inside(scale, reinterpret_cast<const uint8_t*>(word));
+  // A group of ragged depth begins anywhere in a quad.
+  static constexpr bool kShifted = kRagged == Ragged::kDepth;
+
+  __device__ __forceinline__ void load(const ScaleMatrix& scale) {
+    const uint32_t* from = scale.words + at_;
+    at_ += scale.rows;
+    if (inside_) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) high_[i] = __ldg(from + row(i));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) high_[i] = __ldg(from + min(row(i), rows_left_));
+    }
   }
 
-  uint32_t at_, shift_, low_[kRows], high_[kRows];
-  bool inside_;  // all words that are to come, of all lanes
+  uint32_t at_, high_[kRows];
+  int rows_left_;
+  bool inside_;  // the rows of all lanes are
+  [[maybe_unused]] uint32_t low_[kRows], shift_;
+  [[maybe_unused]] int quads_left_;  // behind the one in high_
 };
 
 // Half of the rows, one warp. Lane l has pairs l and, if there are so many, l + 32 of its half, and
@@ -103,18 +103,17 @@ class Scaler {
  private:
   static constexpr int kMine = Tile::kM / 2 / Tile::kScalers;             // pairs
   static constexpr int kPairs = (kMine + cuda::kWarp - 1) / cuda::kWarp;  // of a lane
-  using RowCodes = CodeStream<2 * kPairs>;
+  using RowCodes = CodeStream<2 * kPairs, Tile::kRagged>;
 
   static __device__ bool has(int pair) { return pair * cuda::kWarp + cuda::lane_index() < kMine; }
 
-  // The loads of its first codes are then under way.
+  // The loads of its first codes are then under way, if there are any.
   __device__ void start(const Work& work) {
     const int lane = cuda::lane_index(), first = which_ * 2 * kMine + lane / 8 * 16 + lane % 8;
-    a_.start(p_.scale_a, work.row + first, work.k_begin, work.k_blocks);
-    // A tile can have columns past the last: nothing is stored there, so any code will do.
-    const int64_t b_row = b_code_row<Tile>(p_, work, lane % Tile::kSpans);
-    b_.start(p_.scale_b, min(b_row, p_.scale_b.rows - 1), work.k_begin, work.k_blocks);
     rows_ = work.rows - first;
+    if (work.k_blocks == 0) return;
+    a_.start(p_.scale_a, {0, work.row + first}, work.k_begin);
+    b_.start(p_.scale_b, b_code_row<Tile>(p_, work, lane % Tile::kSpans), work.k_begin);
   }
 
   // The codes of four steps, of which the first `left` count.
@@ -164,7 +163,7 @@ class Scaler {
   int which_;
   RingPlace<Tile::kStages> at_;
   RowCodes a_;
-  CodeStream<1> b_;
+  CodeStream<1, Tile::kRagged> b_;
   int rows_ = 0;
   uint32_t a_exponents_[2 * kPairs], b_exponents_ = 0;
   bool wild_ = false;

@@ -1,5 +1,5 @@
 // Codes of scales: where they are, which of them the usual path can take, and the product of
-// others. Plain scales lie along k, so one aligned 4-byte load has those of four steps.
+// others.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -8,28 +8,27 @@
 
 namespace moxie::sm90 {
 
-inline constexpr int kQuad = 4;  // codes in a word
+// A row of codes, of a stack of matrices.
+struct CodeRow {
+  int matrix, row;
 
-// The bytes of the word at `at` that are inside the matrix; rare.
-__device__ __forceinline__ uint32_t codes_inside(const ScaleMatrix& scale, const uint8_t* at) {
-  const uint8_t* end = scale.end;
-  uint32_t codes = 0;
-#pragma unroll 1
-  for (int i = 0; i < kQuad; ++i)
-    if (at + i >= scale.data && at + i < end) codes |= uint32_t{at[i]} << (8 * i);
-  return codes;
-}
-
-// Where the codes of a row begin, at one of its steps. Rows past the last are those of the last:
-// they are not used.
-__device__ inline const uint8_t* codes_of(const ScaleMatrix& scale, int64_t row, int k) {
-  return scale.data + min<int64_t>(row, scale.rows - 1) * scale.stride + k;
-}
+  // The word that has its code of step k.
+  __device__ uint32_t word(const ScaleMatrix& scale, int k) const {
+    return (matrix * scale.quads + k / kQuad) * scale.rows + row;
+  }
+};
 
 // The row of codes of b that so many spans of a tile's columns are before.
 template <class Tile>
-__device__ __forceinline__ int b_code_row(const GemmParams& p, const Work& work, int span) {
-  return work.group * p.b_scales_of_group + work.col / Tile::kSpan + span;
+__device__ __forceinline__ CodeRow b_code_row(const GemmParams& p, const Work& work, int span) {
+  const int matrix = Tile::kRagged == Ragged::kRows ? work.group : 0;
+  return {matrix, work.col / Tile::kSpan + span};
+}
+
+// One code. Rows past the last are the last: they are not used.
+__device__ inline int code_at(const ScaleMatrix& scale, CodeRow at, int k) {
+  at.row = min(at.row, static_cast<int>(scale.rows) - 1);
+  return __ldg(scale.words + at.word(scale, k)) >> k % kQuad * 8 & 0xff;
 }
 
 // The product of two scales has the sum of their exponents. Codes in [64, 190] (2^-63 to 2^63) give

@@ -9,6 +9,7 @@
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
 #include "moxie/core/gemm/choose_tile.h"
+#include "moxie/core/gemm/operand.h"
 #include "moxie/core/layout/check.h"
 
 namespace moxie::sm90 {
@@ -122,30 +123,18 @@ static_assert(kFits<TallTile<Ragged::kDepth>, kTallRows>);
 static_assert(kFits<FlatTile<Ragged::kRows>, kFlatRows>);
 static_assert(kFits<FlatTile<Ragged::kDepth>, kFlatRows>);
 
-// Plain scales: rows of codes along k.
+// Scales in quads: the codes of four steps of a row are a word, and rows lie side by side. There
+// is a word for 16 bytes of the operand at least: 32 bits count them all.
 struct ScaleMatrix {
-  const uint8_t *data, *end;
-  int64_t rows, stride;  // stride: codes per row
-
-  // The aligned words that lie wholly inside are [first_word, first_word + num_words), counted from
-  // the one that data points into. There is a code for 16 bytes of the operand at least: 32 bits
-  // suffice.
-  const uint32_t* words;
-  uint32_t first_word, num_words;
+  const uint32_t* words;  // [matrices, quads, rows]
+  uint32_t rows, quads;
 };
 
-inline ScaleMatrix scale_matrix(const e8m0* codes, int64_t rows, int64_t stride) {
-  constexpr int64_t kWord = sizeof(uint32_t);
-  const auto* data = &codes->code;
-  const auto before = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % kWord);
-  const int64_t first = ceil_div(before, kWord), end = (before + rows * stride) / kWord;
-  return {.data = data,
-          .end = data + rows * stride,
-          .rows = rows,
-          .stride = stride,
-          .words = reinterpret_cast<const uint32_t*>(data - before),
-          .first_word = static_cast<uint32_t>(first),
-          .num_words = static_cast<uint32_t>(max<int64_t>(end - first, 0))};
+inline ScaleMatrix quads_of(const GemmOperand& operand) {
+  const int64_t rows = ceil_div<int64_t>(operand.qdata.dim(-2), operand.outer_block);
+  return {.words = reinterpret_cast<const uint32_t*>(operand.scale.data),
+          .rows = static_cast<uint32_t>(rows),
+          .quads = static_cast<uint32_t>(operand.scale.dim(-2) / rows)};
 }
 
 struct GemmParams {
@@ -158,13 +147,12 @@ struct GemmParams {
   Format bias_format;
   int bias_stride;  // from one group's to the next; 0: one for all
   int groups, rows;
-  int m;                  // kDepth: rows of the result per group
-  int n;                  // columns of the result
-  int k_blocks;           // kRows: along k
-  int b_rows_of_group;    // kRows: rows of b per group; kDepth: 0, b is shared by all
-  int b_scales_of_group;  // the same for scale_b
-  int band;               // choose_tile.h
-  bool add;               // kDepth: out += instead of =
+  int m;                // kDepth: rows of the result per group
+  int n;                // columns of the result
+  int k_blocks;         // kRows: along k
+  int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
+  int band;             // choose_tile.h
+  bool add;             // kDepth: out += instead of =
 };
 
 }  // namespace moxie::sm90

@@ -19,9 +19,20 @@ constexpr int kAlignment = 16;  // bytes, of what the copy engine reads and of 1
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
 std::string why_not_blocks(const char* name, const GemmOperand& operand, int outer_block) {
-  if (operand.outer_block == outer_block && operand.k_block == 128) return "";
-  return text("the Hopper kernel needs ", name, " in blocks of ", outer_block,
-              " x 128 (outer x k), got ", operand.outer_block, " x ", operand.k_block);
+  if (operand.outer_block != outer_block || operand.k_block != 128)
+    return text("the Hopper kernel needs ", name, " in blocks of ", outer_block,
+                " x 128 (outer x k), got ", operand.outer_block, " x ", operand.k_block);
+  if (operand.layout == ScaleLayout::kQuads) return "";
+  return text("the Hopper kernel needs the scales of ", name, " in quads, got ",
+              moxie::name(operand.layout), " ones");
+}
+
+// Four scales are one load.
+std::string why_not_scales(const char* name, const GemmOperand& operand) {
+  const void* data = operand.scale.data;
+  if (reinterpret_cast<uintptr_t>(data) % kQuad == 0) return "";
+  return text("the Hopper kernel needs the scales of ", name, " to start at a multiple of ", kQuad,
+              " bytes, got ", data);
 }
 
 std::string why_not_size(const char* name, int64_t size) {
@@ -65,6 +76,8 @@ std::string why_not_sm90(const GroupedMmArgs& args) {
       why_not_count("rows of b", args.b.qdata.shape[0] * args.b.qdata.dim(-2)),
       why_not_aligned("a", args.a.qdata.data),
       why_not_aligned("b", args.b.qdata.data),
+      why_not_scales("a", args.a),
+      why_not_scales("b", args.b),
       why_not_aligned("out", args.out.data),
   });
 }
@@ -80,6 +93,8 @@ std::string why_not_sm90(const GroupedWgradArgs& args) {
       why_not_count("rows of all results", args.out.shape[0] * args.out.shape[1]),
       why_not_aligned("a", args.a.qdata.data),
       why_not_aligned("b", args.b.qdata.data),
+      why_not_scales("a", args.a),
+      why_not_scales("b", args.b),
       why_not_aligned("out", args.out.data),
   });
 }

@@ -60,6 +60,13 @@ void check_operand_block(std::string_view op, Form form, Block block, const Pane
               name(block));
 }
 
+void check_layout(std::string_view op, Form form, Block block, ScaleLayout layout) {
+  MOXIE_CHECK(layout != ScaleLayout::kQuads || k_of(block, form) == kQuadBlock, op,
+              ": scales in quads are for blocks of ", kQuadBlock, " ",
+              form == Form::kRowwise ? "columns" : "rows", " in the ", name(form), " form, got ",
+              name(block));
+}
+
 void check_shape(std::string_view op, std::string_view argument, const Shape& shape,
                  const Shape& expected) {
   MOXIE_CHECK(shape == expected, op, ": ", argument, " must be ", expected, ", got ", shape);
@@ -68,6 +75,7 @@ void check_shape(std::string_view op, std::string_view argument, const Shape& sh
 void check_operand(std::string_view op, Form form, const Operand& operand, const Shape& x,
                    const Panels& panels) {
   check_operand_block(op, form, operand.block, panels);
+  check_layout(op, form, operand.block, operand.layout);
   const auto expected =
       operand_shape<int64_t>(x, num_groups(panels), form, operand.block, operand.layout);
   const bool rowwise = form == Form::kRowwise;

@@ -36,6 +36,8 @@ void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t li
                 std::string_view what, Backend backend);
 
 void check_operand_block(std::string_view op, Form form, Block block, const Panels& panels);
+// Not every block can have its scales in every layout.
+void check_layout(std::string_view op, Form form, Block block, ScaleLayout layout);
 void check_shape(std::string_view op, std::string_view argument, const Shape& shape,
                  const Shape& expected);
 void check_operand(std::string_view op, Form form, const Operand& operand, const Shape& x,

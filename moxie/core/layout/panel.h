@@ -57,9 +57,13 @@ struct Place {
   int64_t qdata = 0;         // element (0, 0) of the panel in qdata
   int64_t qdata_stride = 0;  // from one outer to the next
   int64_t scale = 0;         // element (0, 0) of the panel in scale
-  int64_t scale_stride = 0;  // plain: from one outer block to the next; swizzled: tiles per row
-  int64_t outer = 0;         // outer elements of the panel
-  int64_t k = 0;             // contraction elements, the zeros that pad a group's tail included
+  // Plain: from one outer block to the next; swizzled: tiles per row; quads: from one to the next
+  // along k.
+  int64_t scale_stride = 0;
+  int64_t outer = 0;  // outer elements of the panel
+  int64_t k = 0;      // contraction elements, the zeros that pad a group's tail included
+  // Quads: blocks along k that lie before the panel, and of the whole matrix.
+  int64_t first_block = 0, num_blocks = 0;
 };
 
 // Division by a side of a block, rounded up, as a shift: kernels wait for it.
@@ -70,23 +74,33 @@ constexpr int64_t blocks_of(int64_t count, int side) {
 
 constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block block,
                          ScaleLayout layout) {
-  const bool plain = layout == ScaleLayout::kPlain;
   const bool grouped = p.offs != nullptr;
   const int outer_block = outer_of(block, form), k_block = k_of(block, form);
   if (p.weights || form == Form::kRowwise) {
     // Weights keep a matrix of their own per group; rowwise tokens stay where they are.
     const bool rowwise = form == Form::kRowwise;
     const int64_t outer = rowwise ? panel.rows : p.cols, k = rowwise ? p.cols : panel.rows;
-    const int64_t k_tiles = ceil_div(ceil_div<int64_t>(k, kMxBlock), kScaleTileCols);
+    const int64_t k_blocks = blocks_of(k, k_block);
     Place place{.qdata = panel.begin * p.cols, .qdata_stride = k, .outer = outer, .k = k};
-    place.scale_stride = plain ? blocks_of(k, k_block) : k_tiles;
-    if (plain) {
-      // A group's rows have blocks one row tall (check() sees to it), so begin counts scale rows.
-      const int64_t first = grouped ? panel.begin : panel.index * blocks_of(outer, outer_block);
-      place.scale = first * place.scale_stride;
-    } else {
-      const int64_t first = grouped ? panel.tiled : panel.index * round_up(outer, kScaleTileRows);
-      place.scale = first * k_tiles * kScaleTileCols;
+    // A group's rows have blocks one row tall (check() sees to it), so begin counts scale rows.
+    const int64_t outer_blocks = blocks_of(grouped ? p.rows : outer, outer_block);
+    const int64_t first = grouped ? panel.begin : panel.index * outer_blocks;
+    switch (layout) {
+      case ScaleLayout::kPlain:
+        place.scale_stride = k_blocks;
+        place.scale = first * k_blocks;
+        break;
+      case ScaleLayout::kSwizzled: {
+        const int64_t tiled = grouped ? panel.tiled : panel.index * round_up(outer, kScaleTileRows);
+        place.scale_stride = ceil_div(ceil_div<int64_t>(k, kMxBlock), kScaleTileCols);
+        place.scale = tiled * place.scale_stride * kScaleTileCols;
+        break;
+      }
+      case ScaleLayout::kQuads:
+        place.scale_stride = outer_blocks * kQuad;
+        place.scale = grouped ? first * kQuad : first * round_up<int64_t>(k_blocks, kQuad);
+        place.num_blocks = k_blocks;
+        break;
     }
     return place;
   }
@@ -95,22 +109,37 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
   const int64_t buffer_k = buffer_blocks * k_block;
   Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
   place.k = blocks_of(panel.rows, k_block) * k_block;
-  if (plain) {
-    place.scale = blocks_of(panel.padded, k_block);
-    place.scale_stride = buffer_blocks;
-  } else {
-    place.scale = round_up(p.cols, kScaleTileRows) * (panel.tiled / kMxBlock);
-    place.scale_stride = ceil_div(place.k / kMxBlock, kScaleTileCols);
+  switch (layout) {
+    case ScaleLayout::kPlain:
+      place.scale = blocks_of(panel.padded, k_block);
+      place.scale_stride = buffer_blocks;
+      break;
+    case ScaleLayout::kSwizzled:
+      place.scale = round_up(p.cols, kScaleTileRows) * (panel.tiled / kMxBlock);
+      place.scale_stride = ceil_div(place.k / kMxBlock, kScaleTileCols);
+      break;
+    case ScaleLayout::kQuads:
+      place.scale_stride = blocks_of(p.cols, outer_block) * kQuad;
+      place.first_block = blocks_of(panel.padded, k_block);
+      place.num_blocks = buffer_blocks;
+      break;
   }
   return place;
 }
 
-// Stores the scale of block (i, j) of a panel, i along outer and j along k. Swizzled, it stands for
-// every 1 x 32 of the block.
+// The byte of the scale of block (i, j) of a panel, i along outer and j along k; not for swizzled
+// ones, of which a block may have many.
+constexpr int64_t scale_index(const Place& place, ScaleLayout layout, int64_t i, int64_t j) {
+  return place.scale + (layout == ScaleLayout::kPlain
+                            ? i * place.scale_stride + j
+                            : quad_index(i, place.first_block + j, place.scale_stride));
+}
+
+// Stores the scale of block (i, j). Swizzled, it stands for every 1 x 32 of the block.
 constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block,
                          ScaleLayout layout, int64_t i, int64_t j, e8m0 value) {
-  if (layout == ScaleLayout::kPlain) {
-    scale[place.scale + i * place.scale_stride + j] = value;
+  if (layout != ScaleLayout::kSwizzled) {
+    scale[scale_index(place, layout, i, j)] = value;
     return;
   }
   const int64_t outer_block = outer_of(block, form), k_block = k_of(block, form);
@@ -124,10 +153,9 @@ constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block
 // Its inverse, of one element of a panel: the scale of the block that (outer, k) is in.
 constexpr e8m0 scale_of(const e8m0* scale, const Place& place, Form form, Block block,
                         ScaleLayout layout, int64_t outer, int64_t k) {
-  const int64_t i = outer / outer_of(block, form), j = k / k_of(block, form);
-  return scale[place.scale + (layout == ScaleLayout::kPlain
-                                  ? i * place.scale_stride + j
-                                  : swizzled_index(outer, k / kMxBlock, place.scale_stride))];
+  if (layout == ScaleLayout::kSwizzled)
+    return scale[place.scale + swizzled_index(outer, k / kMxBlock, place.scale_stride)];
+  return scale[scale_index(place, layout, outer / outer_of(block, form), k / k_of(block, form))];
 }
 
 }  // namespace moxie

@@ -19,9 +19,9 @@ ScaleRule parse_rule(std::string_view text, std::string_view op) {
 }
 
 ScaleLayout parse_layout(std::string_view text, std::string_view op, std::string_view argument) {
-  for (const auto layout : {ScaleLayout::kPlain, ScaleLayout::kSwizzled})
+  for (const auto layout : {ScaleLayout::kPlain, ScaleLayout::kSwizzled, ScaleLayout::kQuads})
     if (name(layout) == text) return layout;
-  fail(op, ": ", argument, " must be plain or swizzled, got '", text, "'");
+  fail(op, ": ", argument, " must be plain, swizzled or quads, got '", text, "'");
 }
 
 }  // namespace moxie

@@ -28,14 +28,16 @@ struct OperandShape {
   BasicShape<Int> scale;
 };
 
-// The plain or swizzled scale matrix of an operand [outer, k] without ragged groups.
+// The scale matrix of an operand [outer, k] without ragged groups.
 template <class Int>
 BasicShape<Int> scale_matrix(const Int& outer, const Int& k, int outer_block, int k_block,
                              ScaleLayout layout) {
-  if (layout == ScaleLayout::kPlain)
-    return {ceil_div(outer, Int(outer_block)), ceil_div(k, Int(k_block))};
-  return {round_up(outer, Int(kScaleTileRows)),
-          round_up(ceil_div(k, Int(kMxBlock)), Int(kScaleTileCols))};
+  if (layout == ScaleLayout::kSwizzled)
+    return {round_up(outer, Int(kScaleTileRows)),
+            round_up(ceil_div(k, Int(kMxBlock)), Int(kScaleTileCols))};
+  const Int outers = ceil_div(outer, Int(outer_block)), ks = ceil_div(k, Int(k_block));
+  if (layout == ScaleLayout::kPlain) return {outers, ks};
+  return {ceil_div(ks, Int(kQuad)) * outers, Int(kQuad)};
 }
 
 // num_groups: the length of offs; absent when x is weights, or tokens in one group.
@@ -47,8 +49,8 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   if (x.dims == 3) {
     const Int outer = rowwise ? x[1] : x[2], k = rowwise ? x[2] : x[1];
     const auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
-    if (layout == ScaleLayout::kPlain) return {{x[0], outer, k}, {x[0], scale[0], scale[1]}};
-    return {{x[0], outer, k}, {x[0], scale[0] * scale[1]}};
+    if (layout == ScaleLayout::kSwizzled) return {{x[0], outer, k}, {x[0], scale[0] * scale[1]}};
+    return {{x[0], outer, k}, {x[0], scale[0], scale[1]}};
   }
   const Int groups = num_groups.value_or(Int(1));
   const Int outer = rowwise ? x[0] : x[1];

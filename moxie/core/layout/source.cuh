@@ -150,9 +150,10 @@ struct RowwiseSource : OneTile {
   ScaleLayout layout;
   int row_shift, col_shift;    // log2 of a block's sides
   int64_t cols, scale_stride;  // the latter is Place's
-  // From the code of an even row to that of the next, and from tile to tile.
-  int64_t row_step;
-  int tile_step;
+  // From the code of an even row to that of the next; from tile to tile, or, in quads, of which
+  // four tiles have one each, from quad to quad.
+  int64_t row_step, tile_step;
+  int quad_shift;
 
   __device__ RowwiseSource at_rows(const Panels& panels, const RowTile& at, Shared&) const {
     const Place place = place_of(panels, at.panel, Form::kRowwise, block, layout);
@@ -163,6 +164,8 @@ struct RowwiseSource : OneTile {
     source.scale += place.scale;
     if (layout == ScaleLayout::kPlain)
       source.scale += (row >> row_shift) * scale_stride + (patch_col() >> col_shift);
+    else if (layout == ScaleLayout::kQuads)
+      source.scale += (row >> row_shift) * kQuad;
     else
       source.scale += swizzled_index(row, patch_col() / kMxBlock, scale_stride);
     return source;
@@ -181,7 +184,8 @@ struct RowwiseSource : OneTile {
   // codes of two rows, of which the first is even: blocks that are taller than a row have both.
   __device__ static int code_row() { return patch_row() + lane_index() % 4 * 2; }
   __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
-    const e8m0* from = scale + span.col / kTileCols * tile_step;
+    const auto tile = static_cast<uint32_t>(span.col / kTileCols);
+    const e8m0* from = scale + (tile >> quad_shift) * tile_step + (tile & ((1u << quad_shift) - 1));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       codes[i] = 0;
@@ -193,22 +197,34 @@ struct RowwiseSource : OneTile {
 
 template <bool kAligned>
 RowwiseSource<kAligned> rowwise_source(const e4m3* qdata, const e8m0* scale, Block block,
-                                       ScaleLayout layout, int64_t cols) {
-  const bool plain = layout == ScaleLayout::kPlain;
-  const int64_t stride = ceil_div<int64_t>(cols, plain ? block.cols : kTileCols);
-  return {{},
-          qdata,
-          scale,
-          block,
-          layout,
-          std::countr_zero(static_cast<unsigned>(block.rows)),
-          std::countr_zero(static_cast<unsigned>(block.cols)),
-          cols,
-          stride,
-          !plain            ? swizzled_index(1, 0, 1)
-          : block.rows == 1 ? stride
-                            : 0,
-          plain ? kTileCols / block.cols : static_cast<int>(kScaleTileBytes)};
+                                       ScaleLayout layout, const Panels& panels) {
+  RowwiseSource<kAligned> source{};
+  source.qdata = qdata;
+  source.scale = scale;
+  source.block = block;
+  source.layout = layout;
+  source.row_shift = std::countr_zero(static_cast<unsigned>(block.rows));
+  source.col_shift = std::countr_zero(static_cast<unsigned>(block.cols));
+  source.cols = panels.cols;
+  Panel any = first_panel();  // the stride is that of every panel
+  any.rows = panels.rows;
+  source.scale_stride = place_of(panels, any, Form::kRowwise, block, layout).scale_stride;
+  switch (layout) {
+    case ScaleLayout::kPlain:
+      source.row_step = block.rows == 1 ? source.scale_stride : 0;
+      source.tile_step = kTileCols / block.cols;
+      break;
+    case ScaleLayout::kSwizzled:
+      source.row_step = swizzled_index(1, 0, 1);
+      source.tile_step = kScaleTileBytes;
+      break;
+    case ScaleLayout::kQuads:
+      source.row_step = block.rows == 1 ? kQuad : 0;
+      source.tile_step = source.scale_stride;
+      source.quad_shift = std::countr_zero(static_cast<unsigned>(kQuad));
+      break;
+  }
+  return source;
 }
 
 template <class F>

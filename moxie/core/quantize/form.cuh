@@ -68,91 +68,75 @@ __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
 template <Form kForm>
 __device__ int scale_line(const FormParams<kForm>& form, int thread) {
   constexpr int kBands = 4, kBand = kScaleTileRows / kBands;
-  return form.layout == ScaleLayout::kPlain ? thread : thread % kBands * kBand + thread / kBands;
+  return form.layout == ScaleLayout::kSwizzled ? thread % kBands * kBand + thread / kBands : thread;
 }
 
-// Where one thread stores scales: those of one line of a tile, one per 32 along k. Blocks that are
-// larger have theirs repeated; plain scales are those of the blocks that begin in this line. A tile
-// has exactly one tile of swizzled scales, which is written whole, padding and all.
+// Where the scales of a tile go. Its first element is (outer, k) of the panel.
 template <Form kForm>
-struct LineScales {
-  e8m0* to;
+struct TileScales {
+  const FormParams<kForm>& form;
+  const Place& place;
+  int64_t outer, k;
 
-  // outer and k are of the tile's first element.
-  __device__ LineScales(const FormParams<kForm>& form, const Place& place, int64_t outer, int64_t k,
-                        int line) {
-    to = form.scale + place.scale;
-    if (form.layout == ScaleLayout::kPlain)
-      to += ((outer + line) >> form.outer_shift) * place.scale_stride + (k >> form.k_shift);
-    else
-      to += swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
-  }
-  // To the tile that is so many to the right in x.
-  __device__ void move(const FormParams<kForm>& form, const Place& place, int tiles) {
-    constexpr bool kRowwise = kForm == Form::kRowwise;
-    const bool plain = form.layout == ScaleLayout::kPlain;
-    const int step = !plain     ? static_cast<int>(kScaleTileBytes)
-                     : kRowwise ? kTileCols >> form.k_shift
-                                : kTileCols >> form.outer_shift;
-    to += (kRowwise ? 1 : place.scale_stride) * tiles * step;
-  }
-
-  __device__ void store(const FormParams<kForm>& form, const TileOperand& out, int line,
-                        uint32_t codes) const {
+  // Those of one line, one per 32 along k; blocks that are larger have theirs repeated. Plain
+  // scales and quads are those of the blocks that begin in this line. A tile has exactly one tile
+  // of swizzled scales, which is written whole, padding and all. Of a quad it has one scale: the
+  // last along k brings the padding with it.
+  __device__ void store(const TileOperand& out, int line, uint32_t codes) const {
     const int inside = line < out.outer ? (out.k + kMxBlock - 1) / kMxBlock : 0;
-    if (form.layout == ScaleLayout::kPlain) {
-      if (begins_block(form, line))
-        store_codes(to, codes, form.k_shift == kMxShift ? inside : min(inside, 1));
-    } else {
-      store_codes(to, inside == 4 ? codes : codes & ((1u << 8 * inside) - 1), 4);
-    }
-  }
-
-  __device__ static bool begins_block(const FormParams<kForm>& form, int line) {
-    return !(line & ((1 << form.outer_shift) - 1));
-  }
-};
-
-// The same for all columns of a tile of the colwise form. Four lanes take the four scales of a
-// column, so that those are one access to memory even where they are not aligned.
-struct ColumnScales {
-  static constexpr int kLines = kThreads / kMaxRowBlocks;
-  bool by_four;
-  int line;
-  LineScales<Form::kColwise> first;
-
-  __device__ ColumnScales(const FormParams<Form::kColwise>& form, const Place& place, int64_t col,
-                          int64_t row)
-      : by_four(form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift),
-        line(by_four ? static_cast<int>(threadIdx.x / kMaxRowBlocks)
-                     : scale_line(form, static_cast<int>(threadIdx.x))),
-        first(form, place, col, row, line) {
-    if (by_four) first.to += threadIdx.x % kMaxRowBlocks;
-  }
-
-  __device__ void store(const FormParams<Form::kColwise>& form, const Place& place,
-                        const TileOperand& out,
-                        const uint8_t (&code)[kMaxRowBlocks][kTileCols]) const {
-    if (by_four) {
-      const int block = threadIdx.x % kMaxRowBlocks;
-      e8m0* to = first.to;
-#pragma unroll
-      for (int i = 0; i < kTileCols; i += kLines) {
-        const int at = line + i;
-        if (at < out.outer && block * kMxBlock < out.k && first.begins_block(form, at))
-          *to = {code[block][at]};
-        to += (kLines >> form.outer_shift) * place.scale_stride;
+    if (form.layout == ScaleLayout::kSwizzled) {
+      const int64_t at =
+          swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
+      store_codes(form.scale + place.scale + at,
+                  inside == 4 ? codes : codes & ((1u << 8 * inside) - 1), 4);
+    } else if (inside > 0 && begins_block(line)) {
+      e8m0* const to = of(line);
+      if (form.layout == ScaleLayout::kPlain) {
+        store_codes(to, codes, form.k_shift == kMxShift ? inside : 1);
+      } else {
+        *to = {static_cast<uint8_t>(codes)};
+        const int64_t block = place.first_block + (k >> form.k_shift);
+        if (block + 1 == place.num_blocks)
+          for (int i = 1; i < kQuad - block % kQuad; ++i) to[i] = {};
       }
-    } else if (threadIdx.x < kTileCols) {
-      first.store(form, out, line,
-                  code[0][line] | code[1][line] << 8 | code[2][line] << 16 |
-                      static_cast<uint32_t>(code[3][line]) << 24);
     }
   }
+
+  // The first scale of a line; not of swizzled ones.
+  __device__ e8m0* of(int line) const {
+    return form.scale +
+           scale_index(place, form.layout, (outer + line) >> form.outer_shift, k >> form.k_shift);
+  }
+  __device__ bool begins_block(int line) const { return !(line & ((1 << form.outer_shift) - 1)); }
 };
 
-// What no group covers. Plain scales beside their elements; swizzled ones are a range of bytes from
-// the last group's on, of which every CTA of the tail takes a share.
+// Those of all columns of a tile of the colwise form. The four plain scales of a column are stored
+// by four lanes, so that they are one access to memory even where they are not aligned.
+__device__ inline void store_column_scales(const TileScales<Form::kColwise>& scales,
+                                           const TileOperand& out,
+                                           const uint8_t (&code)[kMaxRowBlocks][kTileCols]) {
+  const auto& form = scales.form;
+  if (form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift) {
+    constexpr int kLines = kThreads / kMaxRowBlocks;
+    const int block = threadIdx.x % kMaxRowBlocks, line = threadIdx.x / kMaxRowBlocks;
+    e8m0* to = scales.of(line) + block;
+#pragma unroll
+    for (int i = 0; i < kTileCols; i += kLines) {
+      const int at = line + i;
+      if (at < out.outer && block * kMxBlock < out.k && scales.begins_block(at))
+        *to = {code[block][at]};
+      to += (kLines >> form.outer_shift) * scales.place.scale_stride;
+    }
+  } else if (threadIdx.x < kTileCols) {
+    const int line = scale_line(form, static_cast<int>(threadIdx.x));
+    scales.store(out, line,
+                 code[0][line] | code[1][line] << 8 | code[2][line] << 16 |
+                     static_cast<uint32_t>(code[3][line]) << 24);
+  }
+}
+
+// What no group covers. Plain scales and quads beside their elements; swizzled ones are a range of
+// bytes from the last group's on, of which every CTA of the tail takes a share.
 template <bool kAligned, Form kForm>
 __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, const RowTile& at,
                           const Panels& panels, int64_t col, int64_t step) {
@@ -162,9 +146,9 @@ __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, con
     const TileOperand out = tile_operand(form, place, at, panels, col);
     zero<kAligned, std::conditional_t<kRowwise, uint2, uint4>>(out);
     if (const int line = threadIdx.x;
-        form.layout == ScaleLayout::kPlain && line < kTileRows && line < out.outer)
-      LineScales<kForm>(form, place, kRowwise ? at.row : col, kRowwise ? col : at.row, line)
-          .store(form, out, line, 0);
+        form.layout != ScaleLayout::kSwizzled && line < kTileRows && line < out.outer)
+      TileScales<kForm>{form, place, kRowwise ? at.row : col, kRowwise ? col : at.row}.store(
+          out, line, 0);
   }
 }
 

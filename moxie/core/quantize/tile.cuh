@@ -143,20 +143,15 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
   if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
   row_out.outer = rows;
-  // Of the rowwise form: behind a barrier, if there is one, by the threads that store no colwise
-  // scales; else by each warp its own.
-  const int line = kColwise
-                       ? scale_line(p.rowwise, static_cast<int>(threadIdx.x % unsigned{kTileRows}))
-                       : warp_index() * kWarpRows + lane_index() % kWarpRows;
-  const bool has_line = kColwise ? threadIdx.x >= kThreads - kTileRows : lane_index() < kWarpRows;
-  LineScales<Form::kRowwise> row_scales(p.rowwise, s.rowwise, at.row, col, line);
-  ColumnScales col_scales(p.colwise, s.colwise, col, at.row);
-
-  const auto store_row_scales = [&](int64_t moved) {
-    if (has_line)
-      row_scales.store(p.rowwise, row_out, line,
-                       *reinterpret_cast<const uint32_t*>(s.row_code[line]));
-    row_scales.move(p.rowwise, s.rowwise, static_cast<int>(moved / kTileCols));
+  // Behind a barrier, if there is one, by the threads that store no colwise scales; else by each
+  // warp its own.
+  const auto store_row_scales = [&](int64_t at_col) {
+    const int line =
+        kColwise ? scale_line(p.rowwise, static_cast<int>(threadIdx.x % unsigned{kTileRows}))
+                 : warp_index() * kWarpRows + lane_index() % kWarpRows;
+    if (kColwise ? threadIdx.x >= kThreads - kTileRows : lane_index() < kWarpRows)
+      TileScales<Form::kRowwise>{p.rowwise, s.rowwise, at.row, at_col}.store(
+          row_out, line, *reinterpret_cast<const uint32_t*>(s.row_code[line]));
   };
   if (!kLoadFirst) load(col);
   if constexpr (kStaged) source.hold(span_at(col), held);
@@ -168,6 +163,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
       Patch<Element>& patch = patches[part];
+      const int64_t part_col = col + part * source.part_cols();
       const int64_t moved =
           part + 1 < kParts ? source.part_cols() : step - (kParts - 1) * source.part_cols();
       patch.prepare();
@@ -193,14 +189,14 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
         }
         quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
         if constexpr (!kColwise) {
-          store_row_scales(moved);
+          store_row_scales(part_col);
           __syncwarp();
         }
         row_out.qdata += moved;
       }
       if constexpr (kColwise) {
         if (!tall) __syncthreads();
-        if (kRowwise && !tall) store_row_scales(moved);
+        if (kRowwise && !tall) store_row_scales(part_col);
         quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
                          rows);
       }
@@ -209,12 +205,11 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
       if (!kStaged && part + 1 == kParts && col + step < cols) load(col + step);
       if (kColwise || tall) __syncthreads();
       if constexpr (kColwise) {
-        if (kRowwise && tall) store_row_scales(moved);
+        if (kRowwise && tall) store_row_scales(part_col);
         col_out.stride = s.colwise.qdata_stride;
         store_tile<Source::kAligned>(col_out, s.tile);
-        col_scales.store(p.colwise, s.colwise, col_out, s.col_code);
+        store_column_scales({p.colwise, s.colwise, part_col, at.row}, col_out, s.col_code);
         col_out.qdata += moved * col_out.stride;
-        col_scales.first.move(p.colwise, s.colwise, static_cast<int>(moved / kTileCols));
       }
     }
     col += step;

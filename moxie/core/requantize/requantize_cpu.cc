@@ -3,7 +3,7 @@
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/simd/clear.h"
 #include "moxie/core/simd/pick_isa.h"
-#include "moxie/core/simd/unswizzle.h"
+#include "moxie/core/simd/plain_scales.h"
 #include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {
@@ -51,9 +51,8 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
                       place_of(panels, *tile.panel, Form::kColwise, out.block, out.layout)};
       const uint8_t* ahead = nullptr;
       if (next) ahead = source(*next).qdata + next->span.row * panels.cols + next->span.col;
-      SourceTile from{tile.span, source(tile)};
-      if (args.from_layout == ScaleLayout::kSwizzled)
-        from = unswizzled(from.span, from.in, scratch->codes);
+      const SourceTile from =
+          with_plain_scales(tile.span, source(tile), args.from_layout, scratch->codes);
       kernel(from, tile.span, ahead, args.rule, to, *scratch);
     };
   });

@@ -59,7 +59,6 @@ struct RequantizeParams {
   Block block;  // of the rowwise form
   ScaleLayout layout;
   int row_shift, col_shift;  // log2 of its sides
-  int64_t scale_stride;
   FormParams<Form::kColwise> colwise;
   ScaleChoice choice;
   int64_t alignment, row_tiles;
@@ -79,16 +78,28 @@ struct RequantizeStorage {
   RowTileSearch search;
 };
 
-// The scales of the run. Plain: two threads a row.
+// The scales of the run. Plain, or quads, of which a tile has one scale a row: two threads a row.
 __device__ void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                  int64_t col, int cols, int rows) {
   constexpr int kWords = kRun / 2;  // of four scales
   const int row = static_cast<int>(threadIdx.x / 2u), first = threadIdx.x % 2 * kWords;
-  const e8m0* from = p.scale + s.rowwise.scale + ((at.row + row) >> p.row_shift) * p.scale_stride +
-                     (col >> p.col_shift) + (first * kTileCols >> p.col_shift);
+  const int64_t block = (at.row + row) >> p.row_shift,
+                first_k = (col >> p.col_shift) + (first * kTileCols >> p.col_shift);
+  const e8m0* from = p.scale + scale_index(s.rowwise, p.layout, block, first_k);
   const int left = row < rows ? cols - first * kTileCols : 0;
   uint32_t word[kWords] = {};
-  if (p.col_shift != kMxShift) {
+  if (p.layout == ScaleLayout::kQuads) {
+    const bool whole = first_k % kQuad == 0;  // always, where a run is of four tiles
+    const uint32_t quad = whole && left > 0 ? *reinterpret_cast<const uint32_t*>(from) : 0;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+      if (k * kTileCols < left) {
+        const uint32_t code =
+            whole ? quad >> 8 * k & 0xff
+                  : p.scale[scale_index(s.rowwise, p.layout, block, first_k + k)].code;
+        word[k] = code * 0x01010101u;
+      }
+  } else if (p.col_shift != kMxShift) {
 #pragma unroll
     for (int k = 0; k < kWords; ++k)
       if (k * kTileCols < left) word[k] = from[k].code * 0x01010101u;
@@ -104,6 +115,7 @@ __device__ void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s
   for (int k = 0; k < kWords; ++k)
     reinterpret_cast<uint32_t*>(s.row_code[row])[first + k] = word[k];
 }
+static_assert(kRun / 2 == kQuad && kTileCols == kQuadBlock);
 static_assert(kTileRows * 2 == kThreads && kRun / 2 * sizeof(uint32_t) == sizeof(uint4));
 
 // Swizzled: a warp a tile, of which 16 bytes are four rows' scales. All of it is there, but what is
@@ -217,12 +229,11 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
                       static_cast<int32_t>(at.panel.begin + at.row));
   };
   for (int index = 0; index < min(tiles, kStages); ++index) load(index);
-  if (p.layout == ScaleLayout::kPlain)
-    load_plain_codes(p, s, at, col, cols, rows);
-  else
+  if (p.layout == ScaleLayout::kSwizzled)
     load_swizzled_codes(p, s, at, col, cols, rows);
+  else
+    load_plain_codes(p, s, at, col, cols, rows);
   TileOperand out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
-  ColumnScales scales(p.colwise, s.colwise, col, at.row);
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; index < tiles; ++index) {
@@ -246,9 +257,8 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     __syncthreads();
     out.stride = s.colwise.qdata_stride;
     store_turned(out, s.tile);
-    scales.store(p.colwise, s.colwise, out, s.col_code);
+    store_column_scales({p.colwise, s.colwise, col + index * kTileCols, at.row}, out, s.col_code);
     out.qdata += kTileCols * out.stride;
-    scales.first.move(p.colwise, s.colwise, 1);
   }
 }
 
@@ -286,8 +296,8 @@ __global__ __launch_bounds__(kThreads,
 
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
-  const auto source = rowwise_source<false>(args.qdata.data, args.scale.data, args.block,
-                                            args.from_layout, panels.cols);
+  const auto source =
+      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.from_layout, panels);
   const bool wide_scales =
       args.from_layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows();
@@ -322,7 +332,6 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .layout = args.from_layout,
       .row_shift = source.row_shift,
       .col_shift = source.col_shift,
-      .scale_stride = source.scale_stride,
       .colwise = form_params<Form::kColwise>(args.colwise),
       .choice = choice_of(args.rule),
       .alignment = alignment,

@@ -33,10 +33,6 @@ Tensor decode_rows(const PassArgs& args, const Quantized& operand, Form form,
   return x;
 }
 
-ScaleLayout layout_in(const PassArgs& args, const Quantized& operand) {
-  return operand.data.dim() == 3 ? layout_of_weights(Path::kEmulated, *operand.scale) : args.layout;
-}
-
 Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm as) {
   if (!operand.scale) return operand.data;
   // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
@@ -49,7 +45,7 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm 
   const DequantizeOptions options{.offs = stack ? std::nullopt : args.offs,
                                   .block = block,
                                   .dtype = dtype,
-                                  .scale_layout = name(layout_in(args, operand))};
+                                  .scale_layout = name(layout_in(args, operand, as))};
   if (as.form == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
   return dequantize_colwise(operand.data, scale, stack ? operand.data.size(2) : args.num_rows,
                             options);
@@ -177,14 +173,16 @@ Tensor multiply_by_panels(const PassArgs& args) {
 }  // namespace
 
 Tensor multiply_emulated(const PassArgs& args) {
+  const OperandForm as_a = form_of_a(args.recipe, args.pass),
+                    as_b = form_of_b(args.recipe, args.pass);
   const bool by_panels = args.a.data.is_cpu() && args.recipe.scaling == Scaling::kBlock &&
                          args.a.scale && args.b.scale &&
-                         layout_in(args, args.a) == ScaleLayout::kPlain &&
-                         layout_in(args, args.b) == ScaleLayout::kPlain;
+                         layout_in(args, args.a, as_a) == ScaleLayout::kPlain &&
+                         layout_in(args, args.b, as_b) == ScaleLayout::kPlain;
   if (by_panels) return multiply_by_panels(args);
   PassArgs decoded = args;
-  decoded.a = {decode_whole(args, args.a, form_of_a(args.recipe, args.pass)), {}};
-  decoded.b = {decode_whole(args, args.b, form_of_b(args.recipe, args.pass)), {}};
+  decoded.a = {decode_whole(args, args.a, as_a), {}};
+  decoded.b = {decode_whole(args, args.b, as_b), {}};
   return multiply_plain(decoded);
 }
 

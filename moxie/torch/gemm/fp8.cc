@@ -1,6 +1,7 @@
 // The passes on FP8 tensor cores.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_grouped_mm.h>
+#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diff.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
@@ -18,14 +19,36 @@ Quantized dense(const Quantized& operand) {
   return {ops::dense(operand.data), ops::dense(operand.scale)};
 }
 
+// Plain scales [.., outer, k] as [.., k / 4 * outer, 4]: of an MXTensor, of weights that were
+// quantized on a CPU, or of a caller who knows no better. What Moxie quantizes itself is in quads.
+Tensor in_quads(const Tensor& plain) {
+  const int64_t k = plain.size(-1), padded = round_up<int64_t>(k, kQuad);
+  const Tensor codes = at::constant_pad_nd(plain.view(at::kByte), {0, padded - k});
+  return codes.unflatten(-1, {padded / kQuad, kQuad})
+      .transpose(-3, -2)
+      .contiguous()
+      .flatten(-3, -2)
+      .view(at::kFloat8_e8m0fnu);
+}
+
+// An operand of Hopper's kernel. `of` is dense, and holds what the operand views.
+GemmOperand sm90_operand(const PassArgs& args, OperandForm as, Quantized& of) {
+  ScaleLayout layout = layout_in(args, of, as);
+  if (layout == ScaleLayout::kPlain && k_of(as.block, as.form) == kQuadBlock) {
+    of.scale = in_quads(*of.scale);
+    layout = ScaleLayout::kQuads;
+  }
+  return gemm_operand(of, as, layout);
+}
+
 }  // namespace
 
 OptionalTensor multiply_sm90(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
-  const Quantized a = dense(args.a), b = dense(args.b);
+  Quantized a = dense(args.a), b = dense(args.b);
   const OptionalTensor offs = ops::dense(args.offs), bias = ops::dense(args.bias);
-  const GemmOperand a_operand = gemm_operand(a, form_of_a(args.recipe, args.pass));
-  const GemmOperand b_operand = gemm_operand(b, form_of_b(args.recipe, args.pass));
+  const GemmOperand a_operand = sm90_operand(args, form_of_a(args.recipe, args.pass), a);
+  const GemmOperand b_operand = sm90_operand(args, form_of_b(args.recipe, args.pass), b);
   const FloatView result{nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16,
                          args.out};
   if (args.pass == Pass::kWgrad) {

@@ -135,20 +135,24 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
   TORCH_CHECK_VALUE(w.dim() == 3, op, ": ", name, " must be [groups, n, k], got ", w.dim(),
                     " dims");
   Plan plan{parse_recipe(recipe, op), std::string(recipe), Path::kEmulated};
-  // Sizes of w are fixed in any model; on a CPU they are not even looked at.
   const c10::Device device = device_behind(w);
-  const bool sizes_matter = device.is_cuda();
-  plan.path = choose_path(plan.recipe, device,
-                          sizes_matter ? w.sym_size(1).guard_int(__FILE__, __LINE__) : 0,
-                          sizes_matter ? w.sym_size(2).guard_int(__FILE__, __LINE__) : 0)
-                  .path;
+  const auto size = [&](int i) {
+    return sizes_matter(plan.recipe, device) ? w.sym_size(i).guard_int(__FILE__, __LINE__) : 0;
+  };
+  plan.path = choose_path(plan.recipe, device, size(1), size(2)).path;
   plan.layout = choose_layout(plan.recipe, plan.path, device.type());
   return plan;
 }
 
-ScaleLayout layout_of_weights(Path path, const Tensor& scale) {
-  if (path != Path::kEmulated) return layout_of(path);
-  return scale.dim() == 2 ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
+ScaleLayout layout_of_weights(Path path, const Tensor& scale, const Tensor& qdata, OperandForm as) {
+  if (path == Path::kSm100 || scale.dim() != 3) return ScaleLayout::kSwizzled;
+  const int k_block = k_of(as.block, as.form);
+  const auto has_columns = [&](const c10::SymInt& count) {
+    return scale.sym_size(2).sym_eq(count).guard_or_false(__FILE__, __LINE__);
+  };
+  const bool quads = k_block == kQuadBlock && has_columns(kQuad) &&
+                     !has_columns(ceil_div(qdata.sym_size(-1), c10::SymInt(k_block)));
+  return quads ? ScaleLayout::kQuads : ScaleLayout::kPlain;
 }
 
 Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
@@ -263,7 +267,8 @@ void check_mx(const Plan& plan, const char* op, const MxTensor& x) {
 
 Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs) {
   // Decoding takes plain scales as they are; to swizzle them first would cost more than it saves.
-  const bool swizzled = layout_of(plan.path) == ScaleLayout::kSwizzled;
+  // Hopper's product puts them in order itself.
+  const bool swizzled = plan.path == Path::kSm100;
   Tensor scale = x.scale;
   // A block of 128 is four of 32 with one scale.
   if (x.block != name(plan.recipe.activations) || (swizzled && x.block != "1x32"))

@@ -45,9 +45,11 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
 // e8m0, its bytes (as a weight cache under inductor has them), or f32 where rows are scaled.
 void check_scale(const Input& scale, Scaling scaling);
 
-// The layout of the scales of w. Plain ones are [G, rows, cols] and swizzled ones [G, bytes], so
-// where they are decoded they may have either: a weight cache may come from another device.
-ScaleLayout layout_of_weights(Path path, const Tensor& scale);
+// The layout of the scales of w, by their shape: swizzled ones are [G, bytes], plain ones
+// [G, rows, cols], and quads have four columns. (Plain ones of four are quads, byte for byte.) On
+// all paths but Blackwell's they may come in another layout than they are made in: a weight cache
+// may come from another device.
+ScaleLayout layout_of_weights(Path path, const Tensor& scale, const Tensor& qdata, OperandForm as);
 
 // x or dy [R, C]. The blocks of the colwise form are those of wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };

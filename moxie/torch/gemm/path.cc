@@ -19,10 +19,11 @@ bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
 }
 
-bool scales_by_32(const Recipe& recipe) {
-  const auto by_32 = [](Block block) { return std::max(block.rows, block.cols) == 32; };
-  return recipe.scaling == Scaling::kBlock && by_32(recipe.activations) && by_32(recipe.weights) &&
-         by_32(recipe.wgrad_dy) && by_32(recipe.wgrad_x);
+// Every one is so long on its longer side.
+bool has_blocks_of(int side, const Recipe& recipe) {
+  const auto is = [&](Block block) { return std::max(block.rows, block.cols) == side; };
+  return recipe.scaling == Scaling::kBlock && is(recipe.activations) && is(recipe.weights) &&
+         is(recipe.wgrad_dy) && is(recipe.wgrad_x);
 }
 
 std::optional<Path> forced(c10::DeviceType device) {
@@ -88,6 +89,13 @@ TracedLike::TracedLike(const at::Tensor& like) : before_(made_for_gpu) {
 }
 TracedLike::~TracedLike() { made_for_gpu = before_; }
 
+bool sizes_matter(const Recipe& recipe, c10::Device device) {
+  if (!device.is_cuda() || choose_for_any_device(recipe, device.type())) return false;
+  const int capability = compute_capability(device.index());
+  if (capability == 90) return recipe.scaling == Scaling::kRow || scales_by_128(recipe);
+  return capability / 10 == 10 && recipe.scaling == Scaling::kBlock;
+}
+
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k) {
   if (device.is_cuda()) return choose_path_on_gpu(recipe, compute_capability(device.index()), n, k);
   return choose_for_any_device(recipe, device.type())
@@ -104,9 +112,17 @@ Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64
 }
 
 ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device) {
-  if (path != Path::kEmulated) return layout_of(path);
+  const auto if_blocks_of = [&](int side, ScaleLayout layout) {
+    return has_blocks_of(side, recipe) ? layout : ScaleLayout::kPlain;
+  };
+  switch (path) {
+    case Path::kSm90: return if_blocks_of(kQuadBlock, ScaleLayout::kQuads);
+    case Path::kSm90Rows: return ScaleLayout::kPlain;
+    case Path::kSm100: return ScaleLayout::kSwizzled;
+    case Path::kEmulated: break;
+  }
   const bool as_a_gpu = device == c10::kCUDA || forced(device) == Path::kEmulated;
-  return as_a_gpu && scales_by_32(recipe) ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
+  return as_a_gpu ? if_blocks_of(kMxBlock, ScaleLayout::kSwizzled) : ScaleLayout::kPlain;
 }
 
 std::string why_not_sm90_rows(const RowScaledPass& pass) {

@@ -39,6 +39,9 @@ class TracedLike {
   bool before_;
 };
 
+// Whether choose_path() looks at the sizes of w. Where it does they are fixed under torch.compile,
+// as they are in any model.
+bool sizes_matter(const Recipe& recipe, c10::Device device);
 // n and k are those of w [G, n, k].
 Choice choose_path(const Recipe& recipe, c10::Device device, int64_t n, int64_t k);
 // The same for a GPU that need not be there; a capability of 90 is Hopper.
@@ -53,13 +56,10 @@ struct RowScaledPass {
 // What of it kSm90Rows does not take, in words; empty: it takes all of it.
 std::string why_not_sm90_rows(const RowScaledPass& pass);
 
-// The layout in which a path's GEMM reads scales. What is decoded may be in either.
-constexpr ScaleLayout layout_of(Path path) {
-  return path == Path::kSm100 ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
-}
-// The layout in which a path's operands are made. That of its GEMM, but where they are decoded on a
-// GPU and all blocks are of 32: its kernels write and read swizzled scales of those faster
-// (docs/kernels/quantize.md). Of larger blocks it gains little, and swizzled ones are repeated.
+// The layout in which a path's operands are made: that which its GEMM reads, swizzled on Blackwell
+// and quads on Hopper. Where they are decoded on a GPU and all blocks are of 32 it is swizzled: its
+// kernels write and read those faster (docs/kernels/quantize.md). Of larger blocks they gain
+// little, and swizzled ones are repeated.
 ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device);
 
 constexpr const char* name(Path path) {

@@ -24,10 +24,17 @@ struct PassArgs {
   Tensor allocate() const;  // add_to, if there is one
 };
 
-// A quantized operand (dense, with plain scales) as core's GEMMs take it.
-inline GemmOperand gemm_operand(const Quantized& operand, OperandForm as) {
+// A dense quantized operand as core's GEMMs take it.
+inline GemmOperand gemm_operand(const Quantized& operand, OperandForm as,
+                                ScaleLayout layout = ScaleLayout::kPlain) {
   return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale),
-          outer_of(as.block, as.form), k_of(as.block, as.form)};
+          outer_of(as.block, as.form), k_of(as.block, as.form), layout};
+}
+// The layout of an operand's scales.
+inline ScaleLayout layout_in(const PassArgs& args, const Quantized& operand, OperandForm as) {
+  return operand.data.dim() == 3
+             ? layout_of_weights(Path::kEmulated, *operand.scale, operand.data, as)
+             : args.layout;
 }
 
 // What a ragged size of a product on a CPU is rounded up to. oneDNN compiles a kernel for every new

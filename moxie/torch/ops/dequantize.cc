@@ -38,13 +38,9 @@ Results results_of(const Request& request) {
                       ": num_rows must not be negative, got ", *num_rows);
     x = x.dims == 3 ? SymShape(x[0], *num_rows, x[1]) : SymShape(*num_rows, x[0]);
   }
-  const auto shape_in = [&](ScaleLayout in) {
-    return operand_shape(x, num_groups(offs), form, block, in);
-  };
-  const auto plain = shape_in(ScaleLayout::kPlain), swizzled = shape_in(ScaleLayout::kSwizzled);
-  check_shape({op, qdata_name, qdata}, plain.qdata);
-  check_scale_shape({op, scale_name, scale}, {"scale_layout", layout}, plain.scale, swizzled.scale,
-                    offs);
+  check_shape({op, qdata_name, qdata},
+              operand_shape(x, num_groups(offs), form, block, ScaleLayout::kPlain).qdata);
+  check_scale_shape({op, scale_name, scale}, {"scale_layout", layout}, {x, offs, form, block});
   return {{"x", dtype, x}};
 }
 

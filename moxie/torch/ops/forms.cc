@@ -20,6 +20,7 @@ Results forms_results(const FormsRequest& request) {
   Results results;
   const auto add = [&](Form form, Block block, const char* qdata, const char* scale) {
     check_block(request.op, form, block, request.offs);
+    check_layout(request.op, form, block, request.layout);
     const auto shape =
         operand_shape(request.x, num_groups(request.offs), form, block, request.layout);
     results.push_back({qdata, at::kFloat8_e4m3fn, shape.qdata});

@@ -73,6 +73,7 @@ void check_operand(const Operand& operand, const Recipe& recipe, ScaleLayout lay
   check_e4m3({op, name, data});
   check_scale({op, scale_name, *scale}, recipe.scaling);
   check_device({op, scale_name, *scale}, data);
+  if (recipe.scaling == Scaling::kBlock) check_layout(op, as.form, as.block, layout);
   const auto groups = natural.dims == 3 ? std::nullopt : num_groups(offs);
   const auto expected = recipe.scaling == Scaling::kRow
                             ? row_scale_shape(natural, groups, as.form)
@@ -90,11 +91,14 @@ struct Checked {
 };
 
 ScaleLayout checked_layout(const Request& request, Path path) {
-  if (!request.scale_layout) return layout_of(path);
+  const bool on_blackwell = path == Path::kSm100;
+  if (!request.scale_layout) return on_blackwell ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
   const ScaleLayout layout = parse_layout(*request.scale_layout, request.op);
-  TORCH_CHECK_VALUE(path == Path::kEmulated || layout == layout_of(path), request.op, ": ",
-                    name(path), " multiplies operands with ", name(layout_of(path)),
-                    " scales, got scale_layout='", name(layout), "'");
+  const bool swizzled = layout == ScaleLayout::kSwizzled;
+  TORCH_CHECK_VALUE(path == Path::kEmulated || swizzled == on_blackwell, request.op, ": ",
+                    name(path), " multiplies operands whose scales are ",
+                    on_blackwell ? "swizzled" : "plain or quads", ", got scale_layout='",
+                    name(layout), "'");
   return layout;
 }
 
@@ -129,11 +133,12 @@ Checked check(const Request& request) {
   // Sizes of w are fixed in any model; on a CPU they are not even looked at.
   const c10::Device device = device_behind(a);
   const auto size = [&](int i) {
-    return device.is_cuda() ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
+    return sizes_matter(recipe, device) ? w[i].guard_int(__FILE__, __LINE__) : int64_t{0};
   };
   const Path path = choose_path(recipe, device, size(1), size(2)).path;
   const ScaleLayout layout = checked_layout(request, path);
-  const ScaleLayout b_layout = wgrad || !b_scale ? layout : layout_of_weights(path, *b_scale);
+  const ScaleLayout b_layout =
+      wgrad || !b_scale ? layout : layout_of_weights(path, *b_scale, b, form_of_b(recipe, pass));
   check_operand({op, names.a, names.a_scale, a, a_scale, a_shape, form_of_a(recipe, pass)}, recipe,
                 layout, offs);
   check_operand({op, names.b, names.b_scale, b, b_scale, b_shape, form_of_b(recipe, pass)}, recipe,

@@ -44,11 +44,9 @@ Results results_of(const Request& request) {
   check_block(kOp, Form::kRowwise, block, offs);
   check_block(kOp, Form::kColwise, colwise_block, offs);
   const auto x = sym_shape(qdata);
-  const auto scale_in = [&](ScaleLayout in) {
-    return operand_shape(x, num_groups(offs), Form::kRowwise, block, in).scale;
-  };
   check_scale_shape({kOp, "scale", scale}, {"from_layout", from_layout},
-                    scale_in(ScaleLayout::kPlain), scale_in(ScaleLayout::kSwizzled), offs);
+                    {x, offs, Form::kRowwise, block});
+  check_layout(kOp, Form::kColwise, colwise_block, layout);
   const auto shape = operand_shape(x, num_groups(offs), Form::kColwise, colwise_block, layout);
   return {{"qdata_t", at::kFloat8_e4m3fn, shape.qdata},
           {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};

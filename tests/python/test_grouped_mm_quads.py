@@ -1,0 +1,142 @@
+"""Hopper's path with its scales in quads. While the path is forced, a CPU takes it with the reference product.
+
+Layout moves bytes and changes no number: what is made in quads, what comes in plain scales and what is decoded must agree.
+"""
+
+import copy
+
+import pytest
+import torch
+
+import moxie
+from grouped_reference import gaussian, run
+from moxie.mx_tensor import MXTensor
+from support import assert_same_bytes
+
+ops = torch.ops.moxie
+RECIPE = "mxfp8_rceil_128"
+RAGGED, DEEP = [170, 0, 300, 90, 128], [1500, 1501]  # x is kept rowwise, and colwise
+BLOCKS = {"rowwise_block": "1x128", "colwise_block": "128x1"}
+
+
+@pytest.fixture
+def like_hopper():
+    ops._force_path("sm90")
+    yield
+    ops._force_path("")
+
+
+def varied(sizes, n: int = 48, k: int = 656):
+    """Every scale differs from its neighbours: one that is read from another place shows. k is one quad of blocks and a bit."""
+    problem = gaussian(sizes, n, k, tail=7)
+    for t in (problem.x, problem.w, problem.dy):
+        t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
+    return problem
+
+
+def passes_of(problem, layout, said=None):
+    """The three passes on operands whose scales are in this layout; said is what they are told."""
+    offs, rows = problem.offs, len(problem.x)
+    how = {"offs": offs, "scale_layout": layout}
+    x = moxie.quantize_both(problem.x, rowwise_block="1x128", colwise_block="128x32", **how)
+    dy = moxie.quantize_both(problem.dy, **BLOCKS, **how)
+    w = moxie.quantize_both(problem.w, rowwise_block="128x128", colwise_block="128x128", scale_layout=layout)
+    told = {"recipe": RECIPE, "scale_layout": said}
+    return (ops.grouped_mm.quantized(*x[:2], *w[:2], offs, **told), moxie.grouped_dgrad(*dy[:2], *w[2:], offs, **told),
+            moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, **told))
+
+
+def assert_same(actual, expected, what="") -> None:
+    for name, a, b in zip(("y", "dx", "dw"), actual, expected):
+        assert_same_bytes(a, b, f"{what} {name}")
+
+
+def test_weights_have_scales_in_quads(like_hopper):
+    _, scale, _, scale_t = moxie.quantize_weights(torch.randn(2, 300, 1100), recipe=RECIPE)
+    assert scale.shape == (2, 3 * 3, 4) and scale_t.shape == (2, 1 * 9, 4)
+
+
+@pytest.mark.parametrize("recipe", ["mxfp8_rceil_128:wgrad_dy=32x1,wgrad_x=32x1", "mxfp8_rceil", "mxfp8_rceil_32x32"])
+def test_recipes_with_other_blocks_have_plain_scales(recipe, like_hopper):
+    rows, cols = map(int, moxie.Recipe.from_name(recipe).weights.split("x"))
+    assert moxie.quantize_weights(torch.randn(2, 256, 256), recipe=recipe)[1].shape == (2, 256 // rows, 256 // cols)
+
+
+def test_the_passes_read_plain_scales_and_quads_alike(like_hopper):
+    problem = varied(RAGGED)
+    assert_same(passes_of(problem, "quads", "quads"), passes_of(problem, "plain"))
+
+
+@pytest.mark.parametrize("sizes", [RAGGED, DEEP], ids=["kept rowwise", "kept colwise"])
+def test_the_node_gives_what_its_passes_give(sizes, like_hopper):
+    problem = varied(sizes, 16, 528)
+    results = run(problem, RECIPE)
+    y, dx, dw = passes_of(problem, "plain")
+    assert_same_bytes(results.y, y, "y")
+    assert_same_bytes(results.dx, dx, "dx")
+    if sizes is DEEP:  # else x was quantized twice
+        assert_same_bytes(results.dw, dw, "dw")
+
+
+@pytest.mark.parametrize(("n", "k"), [(40, 656), (48, 650)], ids=["n", "k"])
+def test_what_the_kernel_does_not_take_is_decoded_from_quads(n, k, like_hopper):
+    problem = varied(RAGGED, n, k)
+    quads = run(problem, RECIPE)
+    ops._force_path("")
+    plain = run(problem, RECIPE)
+    # One rounds the sum of all products once; the other sums them panel by panel in f32: bf16 shows the last place of it.
+    for name in ("y", "dx", "dw"):
+        torch.testing.assert_close(getattr(quads, name), getattr(plain, name), rtol=2**-7, atol=1e-4, equal_nan=True)
+
+
+@pytest.mark.parametrize("layout", ["plain", "quads"])
+def test_a_weight_cache_in_either_layout_gives_the_same_and_is_refreshed_as_it_is(layout, like_hopper):
+    problem = varied(RAGGED)
+    expected = run(problem, RECIPE)
+    if layout == "plain":
+        ops._force_path("")
+    cache = list(moxie.quantize_weights(problem.w, recipe=RECIPE))
+    ops._force_path("sm90")
+    assert cache[1].shape == ((5, 1, 6) if layout == "plain" else (5, 2, 4))
+    before = copy.deepcopy([t.view(torch.uint8) for t in cache])
+    for t in cache:
+        t.view(torch.uint8).fill_(7)
+    ops.quantize_weights.out(problem.w, recipe=RECIPE, qdata=cache[0], scale=cache[1], qdata_t=cache[2], scale_t=cache[3])
+    for now, then in zip(cache, before):
+        assert torch.equal(now.view(torch.uint8), then)
+    x, w = problem.x.clone().requires_grad_(), problem.w.clone().requires_grad_()
+    y = ops.grouped_mm(x, w, problem.offs, recipe=RECIPE, quantized_w=cache)
+    y.backward(problem.dy)
+    assert_same((y, x.grad, w.grad), (expected.y, expected.dx, expected.dw))
+
+
+def test_an_mx_tensor_gives_what_its_x_gives(like_hopper):
+    problem = varied(RAGGED)
+    x = MXTensor.to_mx(problem.x, block="1x128")
+    y = moxie.grouped_mm(x, problem.w, problem.offs, recipe=RECIPE)
+    assert_same_bytes(y, run(problem, RECIPE).y, "y")
+
+
+def test_swizzled_scales_are_refused(like_hopper):
+    with pytest.raises(ValueError, match="sm90 multiplies operands whose scales are plain or quads, got scale_layout='swizzled'"):
+        passes_of(varied(RAGGED), "plain", "swizzled")
+
+
+def test_quads_of_blocks_of_32_are_refused():
+    x = torch.randn(64, 64, dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="quantize_rowwise: scales in quads are for blocks of 128 columns in the rowwise form, "
+                                         "got 1x32"):
+        moxie.quantize_rowwise(x, scale_layout="quads")
+    with pytest.raises(ValueError, match="for blocks of 128 rows in the colwise form, got 32x1"):
+        moxie.quantize_both(x, rowwise_block="1x128", scale_layout="quads")
+
+
+def test_the_wrong_layout_is_named():
+    x = torch.randn(130, 640, dtype=torch.bfloat16)
+    qdata, scale = moxie.quantize_rowwise(x, block="1x128", scale_layout="quads")
+    with pytest.raises(ValueError, match=r"scale must be \[130, 5\], got \[260, 4\], which has the shape of quads scales; "
+                                         "pass scale_layout='quads'"):
+        moxie.dequantize_rowwise(qdata, scale, block="1x128")
+    back = moxie.dequantize_rowwise(qdata, scale, block="1x128", scale_layout="quads")
+    plain = moxie.quantize_rowwise(x, block="1x128")
+    assert_same_bytes(back, moxie.dequantize_rowwise(*plain, block="1x128"))
