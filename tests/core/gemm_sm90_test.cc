@@ -382,6 +382,39 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
 }
+
+// Launches that run at once keep their own pace (pace.cuh), and where they share one by accident
+// only time is lost: more of them than there are counters, in small problems and large ones.
+TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
+  MOXIE_NEEDS_HOPPER();
+  constexpr int64_t kRows = 3000, kN = 1024, kK = 768, kLaunches = 100;
+  const std::vector<int32_t> offs{500, 500, 1900, 2999};
+  const int64_t groups = static_cast<int64_t>(offs.size());
+  const int64_t padded = padded_rows<int64_t>(kRows, groups, 128);
+  Random random(12);
+  Arena arena(Backend::kCuda);
+  GroupedWgradArgs args{
+      .a = operand_in(arena, random_matrix(random, {1, kN, padded}, 1, Codes::kCalm, true), false),
+      .b =
+          operand_in(arena, random_matrix(random, {1, kK, padded}, 32, Codes::kCalm, false), false),
+      .rows = kRows,
+      .offs = offs_in(arena, offs)};
+  std::vector<GroupedWgradArgs> runs(3, args);
+  for (auto& run : runs) run.out = arena.float_output(Format::kBf16, {groups, kN, kK});
+  grouped_wgrad(runs[0], {.backend = Backend::kCuda});
+  check_device("wait", cudaDeviceSynchronize());
+  cudaStream_t streams[2];
+  for (auto& stream : streams)
+    check_device("stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+  for (int i = 0; i < kLaunches; ++i)
+    for (int which = 0; which < 2; ++which)
+      grouped_wgrad(runs[1 + which], {.backend = Backend::kCuda, .stream = streams[which]});
+  check_device("wait", cudaDeviceSynchronize());
+  const auto results = arena.results();
+  EXPECT_EQ(results[1], results[0]);
+  EXPECT_EQ(results[2], results[0]);
+  for (auto& stream : streams) cudaStreamDestroy(stream);
+}
 #endif
 
 }  // namespace

@@ -1,6 +1,7 @@
 // The copy engine's commands: it fills the ring of stages.
 #pragma once
 
+#include "moxie/core/gemm/pace.cuh"
 #include "moxie/core/gemm/schedule.cuh"
 #include "moxie/core/sm90/tma.cuh"
 
@@ -15,6 +16,8 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
   constexpr uint32_t kBytes = (Tile::kM + kTileN) * kTileK;
   WorkQueue<Tile> queue(shared);
   RingPlace<Tile::kStages> at;
+  const bool paces = Tile::kRagged == Ragged::kDepth && cta_in_pair == 0;
+  Pace pace(pace_counters[p.pace], static_cast<int>(gridDim.x) / kCluster);
   for (;;) {
     const Work& queued = queue.next();
     const Work work = queued;
@@ -24,6 +27,7 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
       auto& stage = shared.stage[at.slot];
       uint64_t* full = &shared.full[at.slot];
       const int k = (work.k_begin + step) * kTileK;
+      if (paces) pace.step();
       mbarrier_sleep(&shared.empty[at.slot], at.phase ^ 1);
       mbarrier_arrive_expect_tx(full, kBytes);
       tma_load_2d_multicast(&p.a, full, stage.a + cta_in_pair * kHalf * kTileK, k,
@@ -32,6 +36,7 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
     }
     queue.release(queued);
   }
+  if (paces) pace.finish();
 }
 
 }  // namespace moxie::sm90

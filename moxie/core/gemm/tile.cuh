@@ -152,6 +152,7 @@ struct GemmParams {
   int k_blocks;         // kRows: along k
   int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
   int band;             // choose_tile.h
+  int pace;             // kDepth: which counter (pace.cuh)
   bool add;             // kDepth: out += instead of =
 };
 
