@@ -43,6 +43,12 @@ def is_plain(row: dict) -> bool:
     return "swizzled" not in row["variant"] and "quads" not in row["variant"]
 
 
+def as_read_on_a_gpu(rows: list[dict]) -> list[dict]:
+    """Of ops that were timed in several layouts of scales, those in the one that is read there: swizzled, or quads."""
+    known = {(row["op"], row["variant"]) for row in rows}
+    return [row for row in rows if all((row["op"], f"{row['variant']} {layout}") not in known for layout in ("swizzled", "quads"))]
+
+
 def ops_table(report: dict) -> str:
     rows = []
     for row in report["rows"]:
@@ -221,16 +227,18 @@ def pages() -> dict[pathlib.Path, str]:
     return texts
 
 
-def draw(report: dict, shape: list[int], where: str, name: str) -> None:
-    """One picture: the ops on tokens of this shape."""
+def on_tokens(report: dict, shape: list[int]) -> list[dict]:
+    """Rows of this shape. (Where a launch takes longer than the op, as route's do, a rate says nothing.)"""
+    return [row for row in report["rows"] if row["shape"] == shape and row["op"] != "route"]
+
+
+def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
+    """One picture of these rows, all of one shape."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    # (Where a launch takes longer than the op, as route's do, a rate says nothing.)
-    rows = [row for row in report["rows"]
-            if row["shape"] == shape and is_plain(row) and row["op"] != "route"]
     names = [f"{row['op']}  {row['variant']}" for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.3))
     bars = axes.barh(names, [row["gb_per_s"] for row in rows], color="#3b6ea8", height=0.65)
@@ -240,7 +248,7 @@ def draw(report: dict, shape: list[int], where: str, name: str) -> None:
     axes.text(report["copy"]["gb_per_s"], -0.9, " a copy", color="#444444", fontsize=9, va="center")
     axes.invert_yaxis()
     axes.set_xlabel("GB/s, each tensor counted once")
-    axes.set_title(f"{' x '.join(map(str, shape))} in {rows[0]['num_groups']} ragged groups, {where}",
+    axes.set_title(f"{' x '.join(map(str, rows[0]['shape']))} in {rows[0]['num_groups']} ragged groups, {where}",
                    fontsize=11, loc="left", pad=16)
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
@@ -302,8 +310,9 @@ def main() -> int:
     import grouped_plots  # --check needs no matplotlib
 
     of_cpu, of_gpu = (json.loads((RESULTS / folder / "ops.json").read_text()) for folder in (CPU, GPU))
-    draw(of_cpu, of_cpu["rows"][0]["shape"], f"{of_cpu['machine']['threads']} CPU threads", "ops-cpu.png")
-    draw(of_gpu, [131072, 7168], of_gpu["machine"]["name"], "ops-h200.png")
+    plain = [row for row in on_tokens(of_cpu, of_cpu["rows"][0]["shape"]) if is_plain(row)]
+    draw(of_cpu, plain, f"{of_cpu['machine']['threads']} CPU threads", "ops-cpu.png")
+    draw(of_gpu, as_read_on_a_gpu(on_tokens(of_gpu, [131072, 7168])), of_gpu["machine"]["name"], "ops-h200.png")
     draw_grouped(json.loads((RESULTS / GPU / "grouped_mm.json").read_text()), "grouped-h200.png")
     grid = json.loads((RESULTS / GPU / "grouped_mm_grid.json").read_text())
     grouped_plots.draw(grid, PICTURES / "grid-h200.png", "cuda", BF16, about(grid))
