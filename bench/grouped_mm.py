@@ -145,13 +145,16 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
 
 
 def layout_made(recipe: str, w: torch.Tensor) -> str:
-    """The layout in which a product makes scales, which the shape of w's tells."""
+    """The layout in which a product makes scales, which the shapes of w's tell."""
     blocks = moxie.Recipe.from_name(recipe)
     if blocks.scaling != "block":
         return "plain"
-    scale = moxie.quantize_weights(w, recipe=recipe)[1]
-    per_row = math.ceil(w.shape[2] / int(blocks.weights.split("x")[1]))
-    return "swizzled" if scale.dim() == 2 else "plain" if scale.shape[2] == per_row else "quads"
+    _, scale, _, scale_t = moxie.quantize_weights(w, recipe=recipe)
+    if scale.dim() == 2:
+        return "swizzled"
+    down, across = map(int, blocks.weights.split("x"))
+    as_plain = scale.shape[2] == math.ceil(w.shape[2] / across), scale_t.shape[2] == math.ceil(w.shape[1] / max(down, across))
+    return "plain" if all(as_plain) else "quads"
 
 
 def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:

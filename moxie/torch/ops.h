@@ -174,7 +174,7 @@ struct GemmOptions {
   std::string_view recipe = "mxfp8_rceil_128";
   std::optional<at::Tensor> bias = std::nullopt;       // forward
   std::optional<at::ScalarType> dtype = std::nullopt;  // of the result; bf16
-  // Of the scales of tokens; that of the path's GEMM.
+  // Of the scales of tokens; swizzled on Blackwell and plain elsewhere if absent.
   std::optional<std::string_view> scale_layout = std::nullopt;
 };
 at::Tensor grouped_mm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& x_scale,

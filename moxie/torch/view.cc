@@ -121,7 +121,7 @@ void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf&
     if (other == said.layout || !possible || !has_shape(scale.tensor, shape_in(other))) continue;
     hint << ", which has the shape of " << name(other) << " scales";
     // Then they may be what was said all the same.
-    if (said.layout == ScaleLayout::kSwizzled && of.offs)
+    if (said.layout == ScaleLayout::kSwizzled && other == ScaleLayout::kPlain && of.offs)
       hint << ", or of " << name(said.layout) << " ones that were made without offs";
     else
       hint << "; pass " << said.name << "='" << name(other) << "'";

@@ -399,20 +399,30 @@ TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
           operand_in(arena, random_matrix(random, {1, kK, padded}, 32, Codes::kCalm, false), false),
       .rows = kRows,
       .offs = offs_in(arena, offs)};
-  std::vector<GroupedWgradArgs> runs(3, args);
-  for (auto& run : runs) run.out = arena.float_output(Format::kBf16, {groups, kN, kK});
+  GroupedWgradArgs few = args;  // of fewer pairs than there is room for
+  few.a = operand_in(arena, random_matrix(random, {1, 256, padded}, 1, Codes::kCalm, true), false);
+  few.b =
+      operand_in(arena, random_matrix(random, {1, 256, padded}, 32, Codes::kCalm, false), false);
+  std::vector<GroupedWgradArgs> runs{args, args, args, few, few};
+  for (auto& run : runs)
+    run.out = arena.float_output(Format::kBf16, {groups, run.a.qdata.dim(0), run.b.qdata.dim(0)});
   grouped_wgrad(runs[0], {.backend = Backend::kCuda});
+  grouped_wgrad(runs[3], {.backend = Backend::kCuda});
   check_device("wait", cudaDeviceSynchronize());
   cudaStream_t streams[2];
   for (auto& stream : streams)
     check_device("stream", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   for (int i = 0; i < kLaunches; ++i)
-    for (int which = 0; which < 2; ++which)
-      grouped_wgrad(runs[1 + which], {.backend = Backend::kCuda, .stream = streams[which]});
+    for (int which = 0; which < 2; ++which) {
+      const Exec exec{.backend = Backend::kCuda, .stream = streams[which]};
+      grouped_wgrad(runs[1 + which], exec);
+      if (which == 0) grouped_wgrad(runs[4], exec);
+    }
   check_device("wait", cudaDeviceSynchronize());
   const auto results = arena.results();
   EXPECT_EQ(results[1], results[0]);
   EXPECT_EQ(results[2], results[0]);
+  EXPECT_EQ(results[4], results[3]);
   for (auto& stream : streams) cudaStreamDestroy(stream);
 }
 #endif

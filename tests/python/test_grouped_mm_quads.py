@@ -90,14 +90,17 @@ def test_what_the_kernel_does_not_take_is_decoded_from_quads(n, k, like_hopper):
 
 
 @pytest.mark.parametrize("layout", ["plain", "quads"])
-def test_a_weight_cache_in_either_layout_gives_the_same_and_is_refreshed_as_it_is(layout, like_hopper):
-    problem = varied(RAGGED)
+@pytest.mark.parametrize(("n", "k"), [(48, 656), (256, 512), (512, 400), (512, 656)],
+                         ids=["neither has four blocks", "w has", "both have", "w_t has"])
+def test_a_weight_cache_in_either_layout_gives_the_same_and_is_refreshed_as_it_is(layout, n, k, like_hopper):
+    problem = varied([17, 0, 30], n, k)
     expected = run(problem, RECIPE)
     if layout == "plain":
         ops._force_path("")
     cache = list(moxie.quantize_weights(problem.w, recipe=RECIPE))
     ops._force_path("sm90")
-    assert cache[1].shape == ((5, 1, 6) if layout == "plain" else (5, 2, 4))
+    outer, blocks = -(-n // 128), -(-k // 128)
+    assert cache[1].shape == ((3, outer, blocks) if layout == "plain" else (3, -(-blocks // 4) * outer, 4))
     before = copy.deepcopy([t.view(torch.uint8) for t in cache])
     for t in cache:
         t.view(torch.uint8).fill_(7)
@@ -122,6 +125,19 @@ def test_swizzled_scales_are_refused(like_hopper):
         passes_of(varied(RAGGED), "plain", "swizzled")
 
 
+def test_swizzled_scales_of_w_are_refused(like_hopper):
+    problem = varied([40])
+    w = moxie.quantize_both(problem.w, rowwise_block="128x128", colwise_block="128x128", scale_layout="swizzled")
+    with pytest.raises(ValueError, match=r"w_scale must be \[1, 1, 6\], got \[1, 3072\]"):
+        ops.grouped_mm(problem.x, problem.w, problem.offs, recipe=RECIPE, quantized_w=list(w))
+
+
+def test_a_pass_names_the_layout_that_it_was_given(like_hopper):
+    with pytest.raises(ValueError, match=r"x_scale must be \[47, 6\], got \[94, 4\], which has the shape of quads scales; "
+                                         "pass scale_layout='quads'"):
+        passes_of(varied([40]), "quads")
+
+
 def test_quads_of_blocks_of_32_are_refused():
     x = torch.randn(64, 64, dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="quantize_rowwise: scales in quads are for blocks of 128 columns in the rowwise form, "
@@ -140,3 +156,6 @@ def test_the_wrong_layout_is_named():
     back = moxie.dequantize_rowwise(qdata, scale, block="1x128", scale_layout="quads")
     plain = moxie.quantize_rowwise(x, block="1x128")
     assert_same_bytes(back, moxie.dequantize_rowwise(*plain, block="1x128"))
+    offs = torch.tensor([130], dtype=torch.int32)
+    with pytest.raises(ValueError, match="which has the shape of quads scales; pass scale_layout='quads'"):
+        moxie.dequantize_rowwise(qdata, scale, block="1x128", offs=offs, scale_layout="swizzled")

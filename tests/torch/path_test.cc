@@ -83,7 +83,10 @@ TEST(ChooseLayout, OnAGpuWhatIsDecodedHasSwizzledScalesInBlocksOf32) {
 }
 
 TEST(ChooseLayout, AGemmHasItsOwn) {
-  EXPECT_EQ(layout("mxfp8_rceil_128", Path::kSm90, c10::kCUDA), ScaleLayout::kPlain);
+  EXPECT_EQ(layout("mxfp8_rceil_128", Path::kSm90, c10::kCUDA), ScaleLayout::kQuads);
+  EXPECT_EQ(layout("mxfp8_rceil_128:wgrad_dy=32x1,wgrad_x=32x1", Path::kSm90, c10::kCUDA),
+            ScaleLayout::kPlain);
+  EXPECT_EQ(layout("mxfp8_rceil_128:weights=128x32", Path::kSm90, c10::kCUDA), ScaleLayout::kPlain);
   EXPECT_EQ(layout("fp8_rowwise", Path::kSm90Rows, c10::kCUDA), ScaleLayout::kPlain);
   for (const char* recipe : {"mxfp8_rceil", "mxfp8_rceil_128"})
     EXPECT_EQ(layout(recipe, Path::kSm100, c10::kCUDA), ScaleLayout::kSwizzled) << recipe;

@@ -1,5 +1,3 @@
-#include <atomic>
-
 #include "moxie/core/gemm/backends.h"
 #include "moxie/core/gemm/kernel.cuh"
 
@@ -34,8 +32,6 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.m = static_cast<int>(m);
   p.n = static_cast<int>(n);
   p.band = tile.band;
-  static std::atomic<unsigned> launches = 0;
-  p.pace = static_cast<int>(launches++ % kPaceCounters);
   p.add = args.sum == Sum::kAdd;
   const int64_t pairs =
       groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);

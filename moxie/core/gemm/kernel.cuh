@@ -138,7 +138,9 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   config.stream = static_cast<cudaStream_t>(how.stream);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, params));
+  GemmParams with_pace = params;
+  if (Tile::kRagged == Ragged::kDepth) with_pace.pace = next_pace_counter(static_cast<int>(pairs));
+  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, with_pace));
 }
 
 template <Ragged kRagged>

@@ -6,19 +6,27 @@
 // waited for long, as others may not even run yet, gives up, and sets all others free.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+
+#include "moxie/core/gemm/tile.cuh"
 
 namespace moxie::sm90 {
 
-// Of one launch. Zero before it and after it.
+// Of one launch: zero before it and after it.
 struct PaceCounter {
   unsigned long long steps;  // of all pairs
   unsigned finished;         // pairs
 };
 
-// Launches take them in turn. Two that run at once and have the same one lose time, no more.
-inline constexpr int kPaceCounters = 64;
-[[maybe_unused]] static __device__ PaceCounter pace_counters[kPaceCounters];
+// Launches of as many pairs take turns at some. Two that run at once and have the same one lose
+// time, no more: as each leaves it by as many pairs, it is zero again after both.
+inline constexpr int kPacesOfSize = 16;
+[[maybe_unused]] static __device__ PaceCounter pace_counters[(kMaxPairs + 1) * kPacesOfSize];
+inline int next_pace_counter(int pairs) {
+  static std::atomic<unsigned> launches = 0;
+  return pairs * kPacesOfSize + static_cast<int>(launches++ % kPacesOfSize);
+}
 
 // One thread of each pair has one.
 class Pace {

@@ -152,7 +152,7 @@ struct GemmParams {
   int k_blocks;         // kRows: along k
   int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
   int band;             // choose_tile.h
-  int pace;             // kDepth: which counter (pace.cuh)
+  int pace;             // kDepth: which counter (pace.cuh); the launch sets it
   bool add;             // kDepth: out += instead of =
 };
 

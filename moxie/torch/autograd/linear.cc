@@ -31,8 +31,7 @@ void check_quantized_w(const Plan& plan, const WeightArgs& args) {
                     args.quantized_w->size());
   Plan as_given = plan;
   const auto& given = *args.quantized_w;
-  as_given.layout =
-      layout_of_weights(plan.path, given[1], given[0], form_of_b(plan.recipe, Pass::kForward));
+  as_given.layout = layout_of_weights(plan, {{given[0], given[1]}, {given[2], given[3]}});
   const Results expected = quantized_weights_results(as_given, args.w);
   const char* parts[] = {"w", "w_scale", "w_t", "w_scale_t"};
   for (size_t i = 0; i < expected.size(); ++i) {

@@ -20,9 +20,10 @@ Quantized dense(const Quantized& operand) {
 }
 
 // Plain scales [.., outer, k] as [.., k / 4 * outer, 4]: of an MXTensor, of weights that were
-// quantized on a CPU, or of a caller who knows no better. What Moxie quantizes itself is in quads.
+// quantized on a CPU, of a recipe whose wgrad has other blocks, or of a caller who knows no better.
 Tensor in_quads(const Tensor& plain) {
   const int64_t k = plain.size(-1), padded = round_up<int64_t>(k, kQuad);
+  if (k == kQuad) return plain;  // they are
   const Tensor codes = at::constant_pad_nd(plain.view(at::kByte), {0, padded - k});
   return codes.unflatten(-1, {padded / kQuad, kQuad})
       .transpose(-3, -2)

@@ -145,7 +145,9 @@ Plan make_plan(std::string_view recipe, const Tensor& w, const char* op, const c
 }
 
 ScaleLayout layout_of_weights(Path path, const Tensor& scale, const Tensor& qdata, OperandForm as) {
-  if (path == Path::kSm100 || scale.dim() != 3) return ScaleLayout::kSwizzled;
+  if (path == Path::kSm100) return ScaleLayout::kSwizzled;
+  if (scale.dim() == 2 && path == Path::kEmulated) return ScaleLayout::kSwizzled;
+  if (scale.dim() != 3) return ScaleLayout::kPlain;
   const int k_block = k_of(as.block, as.form);
   const auto has_columns = [&](const c10::SymInt& count) {
     return scale.sym_size(2).sym_eq(count).guard_or_false(__FILE__, __LINE__);
@@ -153,6 +155,14 @@ ScaleLayout layout_of_weights(Path path, const Tensor& scale, const Tensor& qdat
   const bool quads = k_block == kQuadBlock && has_columns(kQuad) &&
                      !has_columns(ceil_div(qdata.sym_size(-1), c10::SymInt(k_block)));
   return quads ? ScaleLayout::kQuads : ScaleLayout::kPlain;
+}
+
+ScaleLayout layout_of_weights(const Plan& plan, const Forms& w) {
+  const auto of = [&](const Quantized& form, Pass pass) {
+    return layout_of_weights(plan.path, *form.scale, form.data, form_of_b(plan.recipe, pass));
+  };
+  const ScaleLayout rowwise = of(w.rowwise, Pass::kForward);
+  return rowwise == ScaleLayout::kPlain ? of(w.colwise, Pass::kDgrad) : rowwise;
 }
 
 Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,

@@ -50,6 +50,8 @@ void check_scale(const Input& scale, Scaling scaling);
 // all paths but Blackwell's they may come in another layout than they are made in: a weight cache
 // may come from another device.
 ScaleLayout layout_of_weights(Path path, const Tensor& scale, const Tensor& qdata, OperandForm as);
+// Of both forms: where one could be either, the other tells.
+ScaleLayout layout_of_weights(const Plan& plan, const Forms& w);
 
 // x or dy [R, C]. The blocks of the colwise form are those of wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };
@@ -73,8 +75,8 @@ void quantize_weights_into(const Plan& plan, const Tensor& w, const Forms& out);
 Quantized requantize_tokens(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
 
 // The operands of an x that came quantized, in any block that replicated scales turn into that of
-// the recipe: what forward reads, with scales in the layout of the path's GEMM, and what wgrad
-// reads (of its qdata and scale, which were kept).
+// the recipe: what forward reads, with swizzled scales on Blackwell and plain ones elsewhere, and
+// what wgrad reads (of its qdata and scale, which were kept).
 void check_mx(const Plan& plan, const char* op, const MxTensor& x);
 Quantized rowwise_mx(const Plan& plan, const MxTensor& x, const OptionalTensor& offs);
 Quantized colwise_mx(const Plan& plan, const Quantized& x, std::string_view block,

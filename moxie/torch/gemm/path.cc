@@ -1,6 +1,5 @@
 #include "moxie/torch/gemm/path.h"
 
-#include <algorithm>
 #include <atomic>
 #include <optional>
 
@@ -19,11 +18,11 @@ bool scales_by_128(const Recipe& recipe) {
   return recipe.activations == Block{1, 128} && recipe.weights == Block{128, 128};
 }
 
-// Every one is so long on its longer side.
-bool has_blocks_of(int side, const Recipe& recipe) {
-  const auto is = [&](Block block) { return std::max(block.rows, block.cols) == side; };
-  return recipe.scaling == Scaling::kBlock && is(recipe.activations) && is(recipe.weights) &&
-         is(recipe.wgrad_dy) && is(recipe.wgrad_x);
+// Every one is so long along the contraction.
+bool has_blocks_of(int length, const Recipe& recipe) {
+  return recipe.scaling == Scaling::kBlock && recipe.activations.cols == length &&
+         recipe.weights.cols == length && recipe.weights_t().rows == length &&
+         recipe.wgrad_dy.rows == length && recipe.wgrad_x.rows == length;
 }
 
 std::optional<Path> forced(c10::DeviceType device) {
@@ -112,8 +111,8 @@ Choice choose_path_on_gpu(const Recipe& recipe, int capability, int64_t n, int64
 }
 
 ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device) {
-  const auto if_blocks_of = [&](int side, ScaleLayout layout) {
-    return has_blocks_of(side, recipe) ? layout : ScaleLayout::kPlain;
+  const auto if_blocks_of = [&](int length, ScaleLayout layout) {
+    return has_blocks_of(length, recipe) ? layout : ScaleLayout::kPlain;
   };
   switch (path) {
     case Path::kSm90: return if_blocks_of(kQuadBlock, ScaleLayout::kQuads);

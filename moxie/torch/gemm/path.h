@@ -57,9 +57,10 @@ struct RowScaledPass {
 std::string why_not_sm90_rows(const RowScaledPass& pass);
 
 // The layout in which a path's operands are made: that which its GEMM reads, swizzled on Blackwell
-// and quads on Hopper. Where they are decoded on a GPU and all blocks are of 32 it is swizzled: its
-// kernels write and read those faster (docs/kernels/quantize.md). Of larger blocks they gain
-// little, and swizzled ones are repeated.
+// and quads on Hopper (of recipes whose blocks are all of 128 along the contraction; else plain,
+// which are put in order for each product). Where they are decoded on a GPU and all blocks are of
+// 32 it is swizzled: its kernels write and read those faster (docs/kernels/quantize.md). Of larger
+// blocks they gain little, and swizzled ones are repeated.
 ScaleLayout choose_layout(const Recipe& recipe, Path path, c10::DeviceType device);
 
 constexpr const char* name(Path path) {

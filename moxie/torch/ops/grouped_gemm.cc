@@ -73,13 +73,16 @@ void check_operand(const Operand& operand, const Recipe& recipe, ScaleLayout lay
   check_e4m3({op, name, data});
   check_scale({op, scale_name, *scale}, recipe.scaling);
   check_device({op, scale_name, *scale}, data);
-  if (recipe.scaling == Scaling::kBlock) check_layout(op, as.form, as.block, layout);
-  const auto groups = natural.dims == 3 ? std::nullopt : num_groups(offs);
-  const auto expected = recipe.scaling == Scaling::kRow
-                            ? row_scale_shape(natural, groups, as.form)
-                            : operand_shape(natural, groups, as.form, as.block, layout);
+  const bool tokens = natural.dims == 2, by_row = recipe.scaling == Scaling::kRow;
+  const auto groups = tokens ? num_groups(offs) : std::nullopt;
+  const auto expected = by_row ? row_scale_shape(natural, groups, as.form)
+                               : operand_shape(natural, groups, as.form, as.block, layout);
   check_shape({op, name, data}, expected.qdata);
-  check_shape({op, scale_name, *scale}, expected.scale);
+  if (tokens && !by_row)
+    check_scale_shape({op, scale_name, *scale}, {"scale_layout", layout},
+                      {natural, offs, as.form, as.block});
+  else
+    check_shape({op, scale_name, *scale}, expected.scale);
 }
 
 struct Checked {

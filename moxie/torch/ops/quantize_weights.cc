@@ -30,8 +30,7 @@ void quantize_weights_out_op(const Tensor& w, std::string_view recipe, const Ten
                              const Tensor& scale, const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kOp, [&] {
     Plan plan = plan_of(w, recipe);
-    plan.layout =
-        layout_of_weights(plan.path, scale, qdata, form_of_b(plan.recipe, Pass::kForward));
+    plan.layout = layout_of_weights(plan, {{qdata, scale}, {qdata_t, scale_t}});
     check_out(kOp, quantized_weights_results(plan, w), {qdata, scale, qdata_t, scale_t}, {w});
     quantize_weights_into(plan, w, {{qdata, scale}, {qdata_t, scale_t}});
   });
