@@ -10,7 +10,7 @@ from typing import Optional
 import torch
 
 import moxie
-from support import block_shape, sizes_to_offs
+from support import assert_same_bytes, block_shape, sizes_to_offs
 
 
 def sqnr(actual: torch.Tensor, reference: torch.Tensor) -> float:
@@ -57,6 +57,14 @@ class Results:
 
     def on(self, device: str) -> "Results":
         return Results(*(tensor.to(device) for tensor in self))
+
+
+def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
+    """Every scale differs from its neighbours: one that is read from another place shows."""
+    problem = gaussian(sizes, n, k, tail=7, **kwargs)
+    for t in (problem.x, problem.w, problem.dy):
+        t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
+    return problem
 
 
 def run(problem: Problem, recipe="mxfp8_rceil_128", **kwargs) -> Results:
@@ -214,6 +222,30 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
             assert_products_equal(
                 getattr(actual, name), getattr(expected, name), getattr(magnitude, name), name, before_bias)
     return actual
+
+
+def decoded_product(problem: Problem, recipe: str) -> Results:
+    """The passes in bf16 on what plain scales decode to."""
+    fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
+    rowwise = lambda t, block, **of: moxie.dequantize_rowwise(  # noqa: E731
+        *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of)
+    colwise = lambda t, block, **of: moxie.dequantize_colwise(  # noqa: E731
+        *moxie.quantize_colwise(t, block=block, rule=fields.rule, **of), t.shape[-2], block=block, **of)
+    w, w_t = rowwise(problem.w, fields.weights), colwise(problem.w, transposed(fields.weights))
+    x, dy = (rowwise(t, fields.activations, offs=offs) for t in (problem.x, problem.dy))
+    x_t, dy_t = problem.x, problem.dy
+    if not fields.wgrad_with_hp:
+        kept = saves_colwise(fields, rows, 1 if offs is None else len(offs))
+        x_t, dy_t = colwise(x_t if kept else x, fields.wgrad_x, offs=offs), colwise(dy_t, fields.wgrad_dy, offs=offs)
+    multiply = {"recipe": "bf16", "dtype": torch.bfloat16}
+    return Results(torch.ops.moxie.grouped_mm.quantized(x, None, w, None, offs, **multiply),
+                   torch.ops.moxie.grouped_dgrad(dy, None, w_t, None, offs, **multiply),
+                   torch.ops.moxie.grouped_wgrad(dy_t, None, x_t, None, rows, offs, **multiply))
+
+
+def assert_same_results(actual, expected, what="") -> None:
+    for name, a, b in zip(("y", "dx", "dw"), actual, expected):
+        assert_same_bytes(a, b, f"{what} {name}")
 
 
 @contextlib.contextmanager

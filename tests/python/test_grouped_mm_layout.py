@@ -11,7 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moxie
-from grouped_reference import Problem, Results, gaussian, run, saves_colwise, transposed
+from grouped_reference import Problem, assert_same_results, decoded_product, gaussian, run, varied
 from moxie.mx_tensor import MXTensor
 from support import assert_same_bytes
 
@@ -35,38 +35,6 @@ def as_on_a_gpu():
 def like_gpu():
     with as_on_a_gpu():
         yield
-
-
-def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
-    """Every scale differs from its neighbours: one that is read from another place shows."""
-    problem = gaussian(sizes, n, k, tail=7, **kwargs)
-    for t in (problem.x, problem.w, problem.dy):
-        t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
-    return problem
-
-
-def decoded_product(problem: Problem, recipe: str) -> Results:
-    """The passes in bf16 on what plain scales decode to."""
-    fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
-    rowwise = lambda t, block, **of: moxie.dequantize_rowwise(  # noqa: E731
-        *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of)
-    colwise = lambda t, block, **of: moxie.dequantize_colwise(  # noqa: E731
-        *moxie.quantize_colwise(t, block=block, rule=fields.rule, **of), t.shape[-2], block=block, **of)
-    w, w_t = rowwise(problem.w, fields.weights), colwise(problem.w, transposed(fields.weights))
-    x, dy = (rowwise(t, fields.activations, offs=offs) for t in (problem.x, problem.dy))
-    x_t, dy_t = problem.x, problem.dy
-    if not fields.wgrad_with_hp:
-        kept = saves_colwise(fields, rows, 1 if offs is None else len(offs))
-        x_t, dy_t = colwise(x_t if kept else x, fields.wgrad_x, offs=offs), colwise(dy_t, fields.wgrad_dy, offs=offs)
-    multiply = {"recipe": "bf16", "dtype": torch.bfloat16}
-    return Results(ops.grouped_mm.quantized(x, None, w, None, offs, **multiply),
-                   ops.grouped_dgrad(dy, None, w_t, None, offs, **multiply),
-                   ops.grouped_wgrad(dy_t, None, x_t, None, rows, offs, **multiply))
-
-
-def assert_same(actual, expected, what="") -> None:
-    for name, a, b in zip(("y", "dx", "dw"), actual, expected):
-        assert_same_bytes(a, b, f"{what} {name}")
 
 
 # ---- which layout ----------------------------------------------------------------------------------------------------------
@@ -116,14 +84,14 @@ def test_traced_tensors_of_a_gpu_have_its_layout(recipe):
 @pytest.mark.parametrize("recipe", BY_32[:-1])
 def test_the_passes_multiply_what_plain_scales_decode_to(recipe, sizes, like_gpu):
     problem = varied(sizes)
-    assert_same(run(problem, recipe), decoded_product(problem, recipe))
+    assert_same_results(run(problem, recipe), decoded_product(problem, recipe))
 
 
 @pytest.mark.parametrize("rows, n, k", ((256, 128, 256), (100, 96, 160)))
 def test_without_offs_where_the_shape_does_not_tell_the_layout(rows, n, k, like_gpu):
     problem = varied([rows - 7], n, k)
     problem.offs = None
-    assert_same(run(problem, "mxfp8_rceil"), decoded_product(problem, "mxfp8_rceil"))
+    assert_same_results(run(problem, "mxfp8_rceil"), decoded_product(problem, "mxfp8_rceil"))
 
 
 @pytest.mark.parametrize("recipe", BY_32 + OTHERS)
@@ -182,7 +150,7 @@ def test_a_main_gradient_and_a_compiled_product(like_gpu):
         x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
         y = function(x, w, problem.offs)
         y.backward(problem.dy)
-        assert_same((y.detach(), x.grad, w.grad), run(problem, "mxfp8_rceil"))
+        assert_same_results((y.detach(), x.grad, w.grad), run(problem, "mxfp8_rceil"))
 
 
 # ---- scales that others made -----------------------------------------------------------------------------------------------
@@ -199,11 +167,11 @@ def test_a_cache_may_be_used_and_refreshed_where_it_was_not_filled(recipe):
         assert on_cpu.scale.dim() == 3 and on_gpu.scale.dim() == 2
         moved_to_gpu, moved_to_cpu = copy.deepcopy(on_cpu), copy.deepcopy(on_gpu)
         for cache in (on_gpu, moved_to_gpu):
-            assert_same(run(problem, recipe, quantized_w=cache), expected)
+            assert_same_results(run(problem, recipe, quantized_w=cache), expected)
         problem.w.mul_(-4)
         doubled = decoded_product(problem, recipe)
         for cache in (on_gpu, moved_to_gpu):
-            assert_same(run(problem, recipe, quantized_w=cache.refresh_(problem.w)), doubled)
+            assert_same_results(run(problem, recipe, quantized_w=cache.refresh_(problem.w)), doubled)
     plain = on_cpu.refresh_(problem.w).tensors
     moved_to_cpu.refresh_(problem.w)
     assert moved_to_gpu.scale.dim() == 3 and moved_to_cpu.scale.dim() == 2

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 import moxie
-from grouped_reference import gaussian, run
+from grouped_reference import assert_same_results, decoded_product, run, varied
 from moxie.mx_tensor import MXTensor
 from support import assert_same_bytes
 
 ops = torch.ops.moxie
 RECIPE = "mxfp8_rceil_128"
+N, K = 48, 656  # along K one quad of blocks and a bit
 RAGGED, DEEP = [170, 0, 300, 90, 128], [1500, 1501]  # x is kept rowwise, and colwise
 BLOCKS = {"rowwise_block": "1x128", "colwise_block": "128x1"}
 
@@ -24,14 +25,6 @@ def like_hopper():
     ops._force_path("sm90")
     yield
     ops._force_path("")
-
-
-def varied(sizes, n: int = 48, k: int = 656):
-    """Every scale differs from its neighbours: one that is read from another place shows. k is one quad of blocks and a bit."""
-    problem = gaussian(sizes, n, k, tail=7)
-    for t in (problem.x, problem.w, problem.dy):
-        t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
-    return problem
 
 
 def passes_of(problem, layout, said=None):
@@ -46,11 +39,6 @@ def passes_of(problem, layout, said=None):
             moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, **told))
 
 
-def assert_same(actual, expected, what="") -> None:
-    for name, a, b in zip(("y", "dx", "dw"), actual, expected):
-        assert_same_bytes(a, b, f"{what} {name}")
-
-
 def test_weights_have_scales_in_quads(like_hopper):
     _, scale, _, scale_t = moxie.quantize_weights(torch.randn(2, 300, 1100), recipe=RECIPE)
     assert scale.shape == (2, 3 * 3, 4) and scale_t.shape == (2, 1 * 9, 4)
@@ -63,8 +51,8 @@ def test_recipes_with_other_blocks_have_plain_scales(recipe, like_hopper):
 
 
 def test_the_passes_read_plain_scales_and_quads_alike(like_hopper):
-    problem = varied(RAGGED)
-    assert_same(passes_of(problem, "quads", "quads"), passes_of(problem, "plain"))
+    problem = varied(RAGGED, N, K)
+    assert_same_results(passes_of(problem, "quads", "quads"), passes_of(problem, "plain"))
 
 
 @pytest.mark.parametrize("sizes", [RAGGED, DEEP], ids=["kept rowwise", "kept colwise"])
@@ -81,12 +69,7 @@ def test_the_node_gives_what_its_passes_give(sizes, like_hopper):
 @pytest.mark.parametrize(("n", "k"), [(40, 656), (48, 650)], ids=["n", "k"])
 def test_what_the_kernel_does_not_take_is_decoded_from_quads(n, k, like_hopper):
     problem = varied(RAGGED, n, k)
-    quads = run(problem, RECIPE)
-    ops._force_path("")
-    plain = run(problem, RECIPE)
-    # One rounds the sum of all products once; the other sums them panel by panel in f32: bf16 shows the last place of it.
-    for name in ("y", "dx", "dw"):
-        torch.testing.assert_close(getattr(quads, name), getattr(plain, name), rtol=2**-7, atol=1e-4, equal_nan=True)
+    assert_same_results(run(problem, RECIPE), decoded_product(problem, RECIPE))
 
 
 @pytest.mark.parametrize("layout", ["plain", "quads"])
@@ -110,11 +93,11 @@ def test_a_weight_cache_in_either_layout_gives_the_same_and_is_refreshed_as_it_i
     x, w = problem.x.clone().requires_grad_(), problem.w.clone().requires_grad_()
     y = ops.grouped_mm(x, w, problem.offs, recipe=RECIPE, quantized_w=cache)
     y.backward(problem.dy)
-    assert_same((y, x.grad, w.grad), (expected.y, expected.dx, expected.dw))
+    assert_same_results((y, x.grad, w.grad), expected)
 
 
 def test_an_mx_tensor_gives_what_its_x_gives(like_hopper):
-    problem = varied(RAGGED)
+    problem = varied(RAGGED, N, K)
     x = MXTensor.to_mx(problem.x, block="1x128")
     y = moxie.grouped_mm(x, problem.w, problem.offs, recipe=RECIPE)
     assert_same_bytes(y, run(problem, RECIPE).y, "y")
@@ -122,11 +105,11 @@ def test_an_mx_tensor_gives_what_its_x_gives(like_hopper):
 
 def test_swizzled_scales_are_refused(like_hopper):
     with pytest.raises(ValueError, match="sm90 multiplies operands whose scales are plain or quads, got scale_layout='swizzled'"):
-        passes_of(varied(RAGGED), "plain", "swizzled")
+        passes_of(varied(RAGGED, N, K), "plain", "swizzled")
 
 
 def test_swizzled_scales_of_w_are_refused(like_hopper):
-    problem = varied([40])
+    problem = varied([40], N, K)
     w = moxie.quantize_both(problem.w, rowwise_block="128x128", colwise_block="128x128", scale_layout="swizzled")
     with pytest.raises(ValueError, match=r"w_scale must be \[1, 1, 6\], got \[1, 3072\]"):
         ops.grouped_mm(problem.x, problem.w, problem.offs, recipe=RECIPE, quantized_w=list(w))
@@ -135,7 +118,7 @@ def test_swizzled_scales_of_w_are_refused(like_hopper):
 def test_a_pass_names_the_layout_that_it_was_given(like_hopper):
     with pytest.raises(ValueError, match=r"x_scale must be \[47, 6\], got \[94, 4\], which has the shape of quads scales; "
                                          "pass scale_layout='quads'"):
-        passes_of(varied([40]), "quads")
+        passes_of(varied([40], N, K), "quads")
 
 
 def test_quads_of_blocks_of_32_are_refused():
