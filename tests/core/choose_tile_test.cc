@@ -34,6 +34,12 @@ TEST(ChooseTile, KeepsABandOfColumnsInCache) {
   EXPECT_EQ(choose(1, 128, 16, 16).band, 1);
 }
 
+TEST(ChooseTile, CutsRoundsOfWgradSoThatTheyReadLittle) {
+  EXPECT_EQ(choose(8, 8 * 2048, 7168, 16384, Ragged::kDepth).band, 6) << "66 pairs: 11 x 6";
+  EXPECT_EQ(choose(8, 8 * 7168, 2048, 16384, Ragged::kDepth).band, 8) << "no more columns than 8";
+  EXPECT_EQ(choose(8, 8 * 8192, 5120, 16384, Ragged::kDepth).band, 7) << "43 x 20 in squares";
+}
+
 TEST(ChooseTile, TakesAnyProblem) {
   for (const Ragged ragged : {Ragged::kRows, Ragged::kDepth})
     for (const int64_t groups : {1, 7, 1024})

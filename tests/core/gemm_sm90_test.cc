@@ -257,16 +257,14 @@ TEST(GroupedMmSm90, WalksThroughManyTiles) {
            7);
 }
 
+// The second has a round of all pairs for each group, and 33 tiles left over.
 TEST(GroupedWgradSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
-  for (const Format out : {Format::kBf16, Format::kF32})
-    run_wgrad({.name = "many",
-               .rows = 700,
-               .n = 1056,
-               .k = 1040,
-               .offs = {10, 10, 333, 461, 461, 700},
-               .out = out},
-              8);
+  for (const Format out : {Format::kBf16, Format::kF32}) {
+    const std::vector<int32_t> six = {10, 10, 333, 461, 461, 700}, three = {20, 20, 150};
+    run_wgrad({.name = "many", .rows = 700, .n = 1056, .k = 1040, .offs = six, .out = out}, 8);
+    run_wgrad({.name = "rounds", .rows = 150, .n = 2048, .k = 2304, .offs = three, .out = out}, 9);
+  }
 }
 
 TEST(GroupedMmSm90, NeverLeavesItsBufferWhateverOffsSay) {

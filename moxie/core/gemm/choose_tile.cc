@@ -1,5 +1,7 @@
 #include "moxie/core/gemm/choose_tile.h"
 
+#include <limits>
+
 #include "moxie/core/base/math.h"
 
 namespace moxie {
@@ -7,6 +9,13 @@ namespace {
 
 constexpr int64_t kPairs = 66;  // of CTAs that run at a time, on the 132 multiprocessors of an H200
 constexpr int64_t kPairColumns = 256;
+
+// The tiles of a group.
+struct Grid {
+  int64_t rows;           // of a tile
+  int64_t down, columns;  // tiles
+  int64_t band = 0;       // of columns
+};
 
 // Rows of tiles. Where groups are ragged in rows, half a tile is expected to lie past the last of
 // each.
@@ -22,20 +31,59 @@ int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
   return ceil_div(tiles, kPairs) * rows * percent;
 }
 
+// The columns of b in a band are read again for each tile down the rows, so they should stay in L2,
+// of which each half keeps what its multiprocessors read, and results and a's rows take their
+// share. Eight by eight pairs of tiles in flight read the least where b does not fit.
+int64_t band_in_cache(const GemmProblem& p) {
+  constexpr int64_t kBandBytes = 16 << 20;
+  const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
+  const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
+  return ceil_div(pairs, ceil_div(pairs, max<int64_t>(fits, 8)));
+}
+
+// Rows of a and b that a round of tiles reads in wgrad, if each is read once: tiles [begin, end) of
+// a group's, which come in bands of columns and row after row in a band.
+int64_t rows_of_round(const Grid& grid, int64_t begin, int64_t end) {
+  int64_t down = 0, across = 0;
+  for (int64_t first = begin / (grid.band * grid.down) * grid.band; first * grid.down < end;
+       first += grid.band) {
+    const int64_t width = min(grid.band, grid.columns - first), before = first * grid.down;
+    const int64_t from = max(begin, before), to = min(end, before + width * grid.down);
+    down += ceil_div(to - before, width) - (from - before) / width;
+    across += min(to - from, width);
+  }
+  return min(down, grid.down) * grid.rows + across * kPairColumns;
+}
+
+int64_t rows_of_rounds(const Grid& grid) {
+  int64_t rows = 0;
+  const int64_t tiles = grid.down * grid.columns;
+  for (int64_t begin = 0; begin < tiles; begin += kPairs)
+    rows += rows_of_round(grid, begin, min(begin + kPairs, tiles));
+  return rows;
+}
+
+// The band with which wgrad's rounds read the least. Rounds of 66 are about as wide as high in
+// bands of 5 to 12.
+int64_t band_of_rounds(const GemmProblem& p, int64_t rows) {
+  Grid grid{.rows = rows,
+            .down = ceil_div(p.rows / max<int64_t>(p.groups, 1), rows),
+            .columns = max<int64_t>(ceil_div(p.n, kPairColumns), 1)};
+  int64_t best = 1, least = std::numeric_limits<int64_t>::max();
+  for (grid.band = 5; grid.band <= 12; ++grid.band)
+    if (const int64_t read = rows_of_rounds(grid); read < least) best = grid.band, least = read;
+  return min(best, grid.columns);
+}
+
 }  // namespace
 
 TileChoice choose_tile(const GemmProblem& p) {
   // A flat tile reads 29 % more bytes per FLOP from L2, and its two warpgroups have no time to
   // spare.
   const bool is_tall = expected_time(p, kTallRows, 100) <= expected_time(p, kFlatRows, 115);
-  // The columns of b in a band are read again for each tile down the rows, so they should stay in
-  // L2, of which each half keeps what its multiprocessors read, and results and a's rows take their
-  // share. Eight by eight pairs of tiles in flight read the least where b does not fit.
-  constexpr int64_t kBandBytes = 16 << 20;
-  const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
-  const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
-  const int64_t bands = ceil_div(pairs, max<int64_t>(fits, 8)), band = ceil_div(pairs, bands);
-  return {.rows = is_tall ? kTallRows : kFlatRows, .band = static_cast<int>(band)};
+  const int64_t rows = is_tall ? kTallRows : kFlatRows;
+  const int64_t band = p.ragged == Ragged::kRows ? band_in_cache(p) : band_of_rounds(p, rows);
+  return {.rows = static_cast<int>(rows), .band = static_cast<int>(band)};
 }
 
 }  // namespace moxie

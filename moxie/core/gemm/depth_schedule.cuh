@@ -1,7 +1,11 @@
-// The order of tiles in wgrad: group after group, in bands of columns, and in a band row after row.
+// The order of tiles in wgrad. Pairs that are at the same depth of the same group find in cache
+// what others have loaded. So all of them go through a group together, in rounds of a tile each: in
+// bands of columns, and in a band row after row. Tiles of a group that do not fill a round come
+// after all rounds of all groups, each for the pair that is free first.
 #pragma once
 
 #include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/gemm/turns.cuh"
 
 namespace moxie::sm90 {
 
@@ -33,51 +37,84 @@ class DepthSchedule {
         walk_(p, kTileK),
         cta_in_pair_(cta_in_pair),
         me_(static_cast<int>(blockIdx.x) / kCluster),
-        pairs_(static_cast<int>(gridDim.x) / kCluster) {
+        pairs_(static_cast<int>(gridDim.x) / kCluster),
+        tiles_m_(ceil_div(p.m, Tile::kM)),
+        columns_(ceil_div(p.n, kTileN * kCluster)),
+        rounds_(max(0, (2 * tiles_m_ * columns_ / pairs_ - 1) / 2)),
+        turns_(shared.turns, pairs_) {
     if (p.groups <= GemmShared<Tile>::kSorted) sort_groups(shared, p);
     walk_.next();
   }
 
-  // Pairs take every so many-th tile, there and back again: as tiles get shorter along the list,
-  // each pair gets long and short ones.
   __device__ Work next() {
-    const int index = round_ * pairs_ + (round_ % 2 ? pairs_ - 1 - me_ : me_);
+    if (round_ == rounds_ * p_.groups) return left_over();
+    Work work = in_place(round_ / rounds_);
+    set_tile(work, round_ % rounds_ * pairs_ + me_);
     ++round_;
-    const int columns = ceil_div(p_.n, kTileN * kCluster), tiles_m = ceil_div(p_.m, Tile::kM);
-    const int place = index / (tiles_m * columns);
-    Work work{};
-    if (place >= p_.groups) return work;
-    place_depth(work, place);
-    const int in_group = index - place * tiles_m * columns, band_tiles = tiles_m * p_.band;
-    const int band = in_group / band_tiles, in_band = in_group - band * band_tiles;
-    const int width = min(p_.band, columns - band * p_.band);
+    return work;
+  }
+
+ private:
+  static constexpr int kEndSteps = 2;  // what the end of a tile costs
+
+  __device__ Work left_over() {
+    const int first = rounds_ * pairs_, end = tiles_m_ * columns_;
+    // Fewer at a time than there are pairs, so that one with more to do than others can be left
+    // out.
+    const int most = ceil_div(3 * pairs_, 4);
+    for (;; ++place_, passed_ = 0) {
+      if (place_ == p_.groups) return {};
+      Work work = in_place(place_);
+      while (first + passed_ < end) {
+        const int count = min(end - first - passed_, most), before = turns_.before(me_);
+        turns_.pass(count, work.k_blocks + kEndSteps);
+        passed_ += count;
+        if (before >= count) continue;
+        set_tile(work, first + passed_ - count + before);
+        return work;
+      }
+    }
+  }
+
+  // The so many-th tile of its group.
+  __device__ void set_tile(Work& work, int index) const {
+    const int band_tiles = tiles_m_ * p_.band;
+    const int band = index / band_tiles, in_band = index - band * band_tiles;
+    const int width = min(p_.band, columns_ - band * p_.band);
     const int down = in_band / width, across = band * p_.band + (in_band - down * width);
     work.valid = 1;
     work.col = (across * kCluster + cta_in_pair_) * kTileN;
     work.row = down * Tile::kM;
     work.rows = work.col < p_.n ? min(Tile::kM, p_.m - work.row) : 0;
-    return work;
   }
 
- private:
-  __device__ void place_depth(Work& work, int place) {
+  // Of the group in so many-th place.
+  __device__ Work in_place(int place) {
+    Work work{};
     if (p_.groups <= GemmShared<Tile>::kSorted) {
       work.group = shared_.order[place];
       work.k_begin = shared_.begin[work.group];
       work.k_blocks = shared_.begin[work.group + 1] - work.k_begin;
-      return;
+      return work;
     }
+    if (place < walk_.group) walk_.restart();
     while (walk_.group < place) walk_.next();
     work.group = place;
     work.k_begin = walk_.units_before;
     work.k_blocks = walk_.units;
+    return work;
   }
 
   const GemmParams& p_;
   const GemmShared<Tile>& shared_;
   GroupWalk walk_;
   int cta_in_pair_, me_, pairs_;
+  int tiles_m_, columns_;
+  int rounds_;  // of a group; at least half a round is left over, or none of it could be balanced
   int round_ = 0;
+  // Of those left over: the group, and how many of it have been taken.
+  int place_ = 0, passed_ = 0;
+  Turns turns_;
 };
 
 }  // namespace moxie::sm90

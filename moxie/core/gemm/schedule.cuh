@@ -22,6 +22,11 @@ class GroupWalk {
   int begin = 0, end = 0;  // rows
   int units_before = 0, units = 0;
 
+  __device__ void restart() {
+    group = -1;
+    begin = end = units_before = units = 0;
+  }
+
   // After the last group, the rows that no group covers.
   __device__ void next() {
     ++group;

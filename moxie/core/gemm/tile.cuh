@@ -100,18 +100,17 @@ struct PipelineShared {
   Work work[kWorks];
   uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // and back
+  uint32_t turns[kMaxPairs];    // turns.cuh
 };
 
 template <class Tile, Ragged kRagged = Tile::kRagged>
-struct GemmShared : PipelineShared<Tile> {
-  uint32_t turns[kMaxPairs];  // turns.cuh
-};
+struct GemmShared : PipelineShared<Tile> {};
 
 template <class Tile>
 struct GemmShared<Tile, Ragged::kDepth> : PipelineShared<Tile> {
   // Where the groups begin, in blocks of 128, and their order, deepest first. With more groups than
   // this each is a small part of the whole and they are taken as they come.
-  static constexpr int kSorted = 128;
+  static constexpr int kSorted = 64;
   int32_t begin[kSorted + 1];
   uint8_t order[kSorted];
 };
