@@ -257,13 +257,16 @@ TEST(GroupedMmSm90, WalksThroughManyTiles) {
            7);
 }
 
-// The second has a round of all pairs for each group, and 33 tiles left over.
+// "rounds" has two rounds of all pairs for each group, and tiles that are left over. A tile that is
+// computed twice shows where it is added.
 TEST(GroupedWgradSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
   for (const Format out : {Format::kBf16, Format::kF32}) {
-    const std::vector<int32_t> six = {10, 10, 333, 461, 461, 700}, three = {20, 20, 150};
+    const std::vector<int32_t> six = {10, 10, 333, 461, 461, 700}, three = {20, 20, 90};
     run_wgrad({.name = "many", .rows = 700, .n = 1056, .k = 1040, .offs = six, .out = out}, 8);
-    run_wgrad({.name = "rounds", .rows = 150, .n = 2048, .k = 2304, .offs = three, .out = out}, 9);
+    Case rounds{.name = "rounds", .rows = 90, .n = 2048, .k = 4608, .offs = three, .out = out};
+    rounds.sum = out == Format::kF32 ? Sum::kAdd : Sum::kOverwrite;
+    run_wgrad(rounds, 9);
   }
 }
 

@@ -55,9 +55,12 @@ int64_t rows_of_round(const Grid& grid, int64_t begin, int64_t end) {
   return min(down, grid.down) * grid.rows + across * kPairColumns;
 }
 
+// What is left over counts as a round. More than some rounds of a large matrix are not counted: the
+// host has no time for it.
 int64_t rows_of_rounds(const Grid& grid) {
+  constexpr int64_t kMostRounds = 64;
   int64_t rows = 0;
-  const int64_t tiles = grid.down * grid.columns;
+  const int64_t tiles = min(grid.down * grid.columns, kMostRounds * kPairs);
   for (int64_t begin = 0; begin < tiles; begin += kPairs)
     rows += rows_of_round(grid, begin, min(begin + kPairs, tiles));
   return rows;

@@ -1,7 +1,8 @@
 // The order of tiles in wgrad. Pairs that are at the same depth of the same group find in cache
 // what others have loaded. So all of them go through a group together, in rounds of a tile each: in
-// bands of columns, and in a band row after row. Tiles of a group that do not fill a round come
-// after all rounds of all groups, each for the pair that is free first.
+// bands of columns, and in a band row after row. The last half to one and a half rounds of each
+// group come after all others, each tile for the pair that is free first. Groups that are smaller
+// than half a round are dealt out one after the other.
 #pragma once
 
 #include "moxie/core/gemm/schedule.cuh"
@@ -47,6 +48,7 @@ class DepthSchedule {
   }
 
   __device__ Work next() {
+    if (2 * tiles_m_ * columns_ < pairs_) return dealt();
     if (round_ == rounds_ * p_.groups) return left_over();
     Work work = in_place(round_ / rounds_);
     set_tile(work, round_ % rounds_ * pairs_ + me_);
@@ -57,10 +59,21 @@ class DepthSchedule {
  private:
   static constexpr int kEndSteps = 2;  // what the end of a tile costs
 
+  // Pairs take every so many-th tile, there and back again: as tiles get shorter along the list,
+  // each pair gets long and short ones. Turns would take longer to work out than such tiles take.
+  __device__ Work dealt() {
+    const int index = round_ * pairs_ + (round_ % 2 ? pairs_ - 1 - me_ : me_);
+    const int tiles = tiles_m_ * columns_, place = index / tiles;
+    ++round_;
+    if (place >= p_.groups) return {};
+    Work work = in_place(place);
+    set_tile(work, index - place * tiles);
+    return work;
+  }
+
   __device__ Work left_over() {
     const int first = rounds_ * pairs_, end = tiles_m_ * columns_;
-    // Fewer at a time than there are pairs, so that one with more to do than others can be left
-    // out.
+    // Not all pairs at a time, so that one with more to do than others can be left out.
     const int most = ceil_div(3 * pairs_, 4);
     for (;; ++place_, passed_ = 0) {
       if (place_ == p_.groups) return {};

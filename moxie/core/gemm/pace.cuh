@@ -1,6 +1,6 @@
 // wgrad: keeps the pairs of CTAs in step. They multiply the same rows of a and columns of b at the
 // same depth, and what one has loaded the others find in cache, but only if they ask for it soon:
-// left alone, pairs drift apart by more than the cache holds, and memory is read twice as often.
+// left alone, pairs drift apart by more than the cache holds, and memory is read several times.
 //
 // A pair that is ahead of the mean waits a little. Nothing depends on it but time: a pair that has
 // waited for long, as others may not even run yet, gives up, and sets all others free.

@@ -108,8 +108,8 @@ struct GemmShared : PipelineShared<Tile> {};
 
 template <class Tile>
 struct GemmShared<Tile, Ragged::kDepth> : PipelineShared<Tile> {
-  // Where the groups begin, in blocks of 128, and their order, deepest first. With more groups than
-  // this each is a small part of the whole and they are taken as they come.
+  // Where the groups begin, in blocks of 128, and their order, deepest first. There is no room for
+  // more, and of many groups each is likely to be a small part; those are taken as they come.
   static constexpr int kSorted = 64;
   int32_t begin[kSorted + 1];
   uint8_t order[kSorted];
