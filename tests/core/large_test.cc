@@ -1,8 +1,6 @@
-// What only a GPU can show: tensors of more than 2^31 elements, and graphs that are replayed after
-// offs changed.
+// Tensors of more than 2^31 elements, on a GPU: a block of rows over and over, so the end of a
+// result is known.
 #include <gtest/gtest.h>
-
-#include <functional>
 
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/groups/groups.h"
@@ -21,8 +19,6 @@ namespace moxie::testing {
 namespace {
 
 const Exec kCuda{.backend = Backend::kCuda};
-
-// ---- more than 2^31 elements: a block of rows over and over, so the end of a result is known ----
 
 constexpr int64_t kCols = 7168, kBlockRows = 1024;
 constexpr int64_t kBlocks = (int64_t{1} << 31) / (kBlockRows * kCols) + 2;
@@ -264,140 +260,6 @@ TEST_F(Large, RowScale) {
     return last_rows(qdata, rows, kCols);
   };
   EXPECT_EQ(run(kRows), run(kBlockRows));
-}
-
-// ---- a graph holds pointers, not the contents of offs ----
-
-constexpr int64_t kGraphRows = 300, kGraphCols = 256;
-
-// An op on tensors of an arena, ready to run: nothing may be allocated during a capture.
-using Launch = std::function<void(const Exec& exec)>;
-using Prepare = std::function<Launch(Arena& arena, const View<const int32_t>& offs)>;
-
-void expect_replay(const Prepare& prepare) {
-  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  const std::vector<std::vector<int32_t>> contents = {
-      {10, 10, 150, 300}, {0, 0, 300, 300}, {300, 300, 300, 300}, {1, 129, 200, 257}};
-  Arena captured(Backend::kCuda);
-  const auto offs = captured.input(contents[0], {4});
-  const Launch run = prepare(captured, offs);
-  cudaStream_t stream;
-  cudaGraph_t graph;
-  cudaGraphExec_t executable;
-  check_device("stream", cudaStreamCreate(&stream));
-  // Fails on anything that waits for the device.
-  check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  run({.backend = Backend::kCuda, .stream = stream});
-  check_device("end", cudaStreamEndCapture(stream, &graph));
-  check_device("instantiate", cudaGraphInstantiate(&executable, graph, 0));
-  for (const auto& ends : contents) {
-    copy_to_device(const_cast<int32_t*>(offs.data), ends.data(), 16);
-    check_device("launch", cudaGraphLaunch(executable, stream));
-    check_device("wait", cudaStreamSynchronize(stream));
-    Arena fresh(Backend::kCuda);
-    prepare(fresh, fresh.input(ends, {4}))(kCuda);
-    EXPECT_EQ(captured.results(), fresh.results());
-  }
-  cudaGraphExecDestroy(executable);
-  cudaGraphDestroy(graph);
-  cudaStreamDestroy(stream);
-}
-
-ConstFloatView random_input(Arena& arena, int64_t cols) {
-  Random random(static_cast<uint64_t>(cols));
-  const auto numbers = random_values<bf16>(random, kGraphRows * cols, Data::kGaussianLike);
-  return {arena.input(numbers, {kGraphRows, cols}).data, Format::kBf16, {kGraphRows, cols}};
-}
-
-QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs,
-                        ScaleLayout layout = ScaleLayout::kPlain) {
-  const auto operand = [&](Form form, Block block) -> Operand {
-    const auto shape = operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, layout);
-    return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
-  };
-  const int k = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
-  return {.offs = offs,
-          .rowwise = operand(Form::kRowwise, {1, k}),
-          .colwise = operand(Form::kColwise, {k, 1})};
-}
-
-void expect_replay_of_quantize(ScaleLayout layout) {
-  expect_replay([layout](Arena& arena, const View<const int32_t>& offs) -> Launch {
-    const auto x = random_input(arena, kGraphCols);
-    const auto forms = forms_for(arena, kGraphCols, offs, layout),
-               again = forms_for(arena, kGraphCols, offs, layout);
-    const auto out = arena.float_output(Format::kBf16, x.shape);
-    return [=](const Exec& exec) {
-      quantize(args_of(x, forms), exec);
-      quantize(args_of(x, again), exec);
-      const Operand &from = *forms.rowwise, &turned = *forms.colwise;
-      requantize({.block = from.block,
-                  .from_layout = layout,
-                  .qdata = {from.qdata.data, from.qdata.shape},
-                  .scale = {from.scale.data, from.scale.shape},
-                  .offs = offs,
-                  .colwise = *again.colwise},
-                 exec);
-      dequantize({.form = Form::kColwise,
-                  .block = turned.block,
-                  .layout = layout,
-                  .qdata = {turned.qdata.data, turned.qdata.shape},
-                  .scale = {turned.scale.data, turned.scale.shape},
-                  .offs = offs,
-                  .x = out},
-                 exec);
-    };
-  });
-}
-
-TEST(Graph, QuantizeThenRequantizeAndDequantize) { expect_replay_of_quantize(ScaleLayout::kPlain); }
-TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
-  expect_replay_of_quantize(ScaleLayout::kSwizzled);
-}
-TEST(Graph, QuantizeThenRequantizeAndDequantizeQuads) {
-  expect_replay_of_quantize(ScaleLayout::kQuads);
-}
-
-TEST(Graph, FusedOps) {
-  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
-    const auto h = random_input(arena, 2 * kGraphCols), da = random_input(arena, kGraphCols);
-    std::vector<int32_t> slots(kGraphRows);
-    for (int64_t i = 0; i < kGraphRows; ++i) slots[i] = static_cast<int32_t>(kGraphRows - 1 - i);
-    const auto slot_of = arena.input(slots, {kGraphRows});
-    const auto a = forms_for(arena, kGraphCols, offs), dh = forms_for(arena, 2 * kGraphCols, offs),
-               rows = forms_for(arena, kGraphCols, offs);
-    return [=](const Exec& exec) {
-      swiglu_quantize({.h = h, .forms = a}, exec);
-      swiglu_backward_quantize({.da = da, .h = h, .forms = dh}, exec);
-      permute_quantize({.x = da, .slot_of = slot_of, .top_k = 1, .forms = rows}, exec);
-    };
-  });
-}
-
-TEST(Graph, PadAndRowScale) {
-  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
-    const auto x = random_input(arena, kGraphCols);
-    const int64_t padded = pad_groups_rows<int64_t>(kGraphRows, 4, 32);
-    const PadGroupsArgs pad{
-        .x = {static_cast<const std::byte*>(x.data), {kGraphRows, kGraphCols * 2}},
-        .offs = offs,
-        .alignment = 32,
-        .padded = arena.output<std::byte>({padded, kGraphCols * 2}),
-        .starts = arena.output<int32_t>({4}),
-        .ends = arena.output<int32_t>({4})};
-    const auto operand = [&](Form form) -> RowScaleOperand {
-      const auto shape = row_scale_shape<int64_t>(x.shape, 4, form);
-      return {arena.output<e4m3>(shape.qdata), arena.output<float>(shape.scale)};
-    };
-    const RowScaleArgs scales{.x = x,
-                              .offs = offs,
-                              .rowwise = operand(Form::kRowwise),
-                              .colwise = operand(Form::kColwise)};
-    return [=](const Exec& exec) {
-      pad_groups(pad, exec);
-      quantize_row_scale(scales, exec);
-    };
-  });
 }
 
 }  // namespace
