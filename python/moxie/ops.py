@@ -10,8 +10,8 @@ Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or
 - `scale_layout` is plain (row-major), swizzled (the order in which block-scaled tensor cores read it) or quads (the order in
   which the Hopper GEMM does; for blocks of 128 along the contraction). What reads scales must be told: of tokens without offs,
   those of 1x32 and 32x1 have the same shape plain and swizzled where no side needs padding.
-- Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with R' the
-  rows of every group rounded up to the block, or [G, K, N].
+- Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with room in R'
+  for the rows of every group rounded up to the block, or [G, K, N].
 - `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8
   there, which torch.compile needs where the scale is a buffer that the graph writes.
 
@@ -96,8 +96,8 @@ def quantize_colwise(
     >>> x = torch.randn(64, 96)
     >>> offs = torch.tensor([10, 64], dtype=torch.int32)
     >>> qdata_t, scale_t = moxie.quantize_colwise(x, offs=offs)
-    >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64
-    (torch.Size([96, 96]), torch.Size([96, 3]))
+    >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64; of several groups, in multiples of 256
+    (torch.Size([96, 256]), torch.Size([96, 8]))
     """
     if out is None:
         return _ops.quantize_colwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)

@@ -128,7 +128,7 @@ TEST(Check, RefusesANegativeSize) {
 TEST(Check, RefusesAResultOfTheWrongShape) {
   Call call;
   call.args.colwise->qdata.shape = {64, 32};
-  EXPECT_REFUSED(call.run(), "qdata_t must be [64, 64], got [64, 32]");
+  EXPECT_REFUSED(call.run(), "qdata_t must be [64, 256], got [64, 32]");
   EXPECT_TRUE(call.untouched());
 }
 

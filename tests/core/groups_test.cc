@@ -73,7 +73,7 @@ TEST(UnpadGroups, UndoesPadGroupsForAnyAlignmentAndSize) {
   }
 }
 
-TEST(PaddedRows, IsTheLeastThatHoldsAnyGroups) {
+TEST(PaddedRows, IsTheLeastThatHoldsAnyGroupsInWholeLines) {
   // The worst case is reached: as many groups of one row as there can be, the rest in one.
   for (const int64_t alignment : {16, 32, 128})
     for (int64_t rows : {0, 1, 5, 127, 128, 1000})
@@ -81,11 +81,14 @@ TEST(PaddedRows, IsTheLeastThatHoldsAnyGroups) {
         int64_t worst = 0;
         for (int64_t ones = 0; ones < groups && ones <= rows; ++ones)
           worst = std::max(worst, ones * alignment + round_up(rows - ones, alignment));
-        const int64_t bound = padded_rows(rows, groups, alignment);
-        EXPECT_GE(bound, worst);
+        const int64_t least = least_padded_rows(rows, groups, alignment);
+        EXPECT_GE(least, worst);
         if (rows >= groups) {
-          EXPECT_EQ(bound, worst);
+          EXPECT_EQ(least, worst);
         }
+        const bool in_lines = alignment >= 32 && groups > 1;
+        EXPECT_EQ(padded_rows(rows, groups, alignment),
+                  in_lines ? round_up<int64_t>(least, 256) : least);
       }
 }
 

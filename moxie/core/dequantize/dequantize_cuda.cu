@@ -1,5 +1,6 @@
 // Rowwise: patches are loaded, scaled and stored where they are. Colwise: the tile is turned round
-// in shared memory as bytes, before it grows to bf16 or f32.
+// in shared memory as bytes, before it grows to bf16 or f32; tiles are cut where lines of memory
+// begin, so that no two share one.
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
 
@@ -94,8 +95,8 @@ struct ColwiseRun {
   static_assert(kCodes == 2);
   const DequantizeParams<T, kAligned>& p;
   TurnedTiles& s;
-  uint16_t code[kCodes];  // swizzled and aligned: both in the first, so that no load is waited for
-  int loaded = 0;         // which tile was asked for last
+  uint8_t code[kCodes];
+  int loaded = 0;  // which tile was asked for last
 
   __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params,
                         DequantizeStorage<Form::kColwise>& storage, const RowTile& at)
@@ -132,32 +133,48 @@ struct ColwiseRun {
     for (int k = 0; k < kCodes; ++k) {
       const int row = (threadIdx.x / kTileCols + k * (kThreads / kTileCols)) * kMxBlock;
       code[k] = 0;
-      if (col < span.cols && row < span.rows) code[k] = codes[row >> p.row_shift].code;
+      if (col < span.cols && is_inside(span, row)) code[k] = codes[row >> p.row_shift].code;
     }
   }
 
-  // A tile has exactly one tile of swizzled scales, all of which is there.
+  // Two threads a column, in the order of the column's scales.
+  static constexpr int kBand = kScaleTileRows / kScaleTileCols;
+  __device__ static int swizzled_col() {
+    const int word = static_cast<int>(threadIdx.x) / kCodes;
+    return word % static_cast<int>(kScaleTileCols) * kBand +
+           word / static_cast<int>(kScaleTileCols);
+  }
+  __device__ static int swizzled_block(int k) { return threadIdx.x % kCodes * kCodes + k; }
+
+  // Of tiles that begin where those of the scales do not, two have a share each.
   __device__ void load_swizzled(const TileSpan& span) {
-    const int64_t tile = span.col / kTileCols * s.place.scale_stride + span.row / kTileRows;
-    const e8m0* codes = p.scale + s.place.scale + tile * kScaleTileBytes + threadIdx.x * kCodes;
-    if constexpr (kAligned)
-      code[0] = *reinterpret_cast<const uint16_t*>(codes);
-    else
-      code[0] = codes[0].code, code[1] = codes[1].code;
+    const e8m0* codes = p.scale + s.place.scale +
+                        span.col / kTileCols * s.place.scale_stride * kScaleTileBytes +
+                        swizzled_index(swizzled_col(), 0, 1);
+    const auto first = static_cast<int>(span.row / kMxBlock);
+#pragma unroll
+    for (int k = 0; k < kCodes; ++k) {
+      const int block = first + swizzled_block(k);
+      code[k] = 0;
+      if (is_inside(span, swizzled_block(k) * kMxBlock))
+        code[k] = codes[(block >> 2) * kScaleTileBytes + (block & 3)].code;
+    }
+  }
+  static_assert(kScaleTileCols == 4);
+
+  __device__ static bool is_inside(const TileSpan& span, int row) {
+    return row < span.rows && span.row + row >= 0;
   }
 
   __device__ void store_codes(TurnedTiles& tiles, int index) const {
     const auto thread = static_cast<int>(threadIdx.x);
-    if (p.layout != ScaleLayout::kSwizzled) {
 #pragma unroll
-      for (int k = 0; k < kCodes; ++k)
+    for (int k = 0; k < kCodes; ++k) {
+      if (p.layout == ScaleLayout::kSwizzled)
+        tiles.code[index][swizzled_block(k)][swizzled_col()] = {code[k]};
+      else
         tiles.code[index][thread / kTileCols + k * (kThreads / kTileCols)][thread % kTileCols] = {
-            static_cast<uint8_t>(code[k])};
-    } else {
-      const int word = thread / 2, col = word % 4 * (kTileCols / 4) + word / 4;
-      const int second = kAligned ? code[0] >> 8 : code[1];
-      tiles.code[index][thread % 2 * 2][col] = {static_cast<uint8_t>(code[0])};
-      tiles.code[index][thread % 2 * 2 + 1][col] = {static_cast<uint8_t>(second)};
+            code[k]};
     }
   }
 
@@ -191,6 +208,8 @@ struct ColwiseRun {
   }
 };
 
+constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kAtLines; }
+
 // What registers allow.
 template <class T>
 constexpr int ctas_per_sm(Form form) {
@@ -204,7 +223,8 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   auto& s = shared_storage<DequantizeStorage<kForm>>();
   const auto [tile, run_index] = raster_at(p.raster);
   if (tile >= p.raster.row_tiles) return;
-  const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
+  constexpr Cut kCut = cut_of(kForm);
+  const RowTile& at = find_row_tile<kCut>(p.panels, p.alignment, tile, s.search);
   const int64_t left = at.tail ? p.panels.rows - at.panel.begin : at.panel.rows;
   TileSpan span{.row = at.row,
                 .col = static_cast<int64_t>(run_index) * kTileCols,
@@ -213,7 +233,9 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto store = [&](int i, const Row<T>& row) {
     const int64_t at_row = at.panel.begin + span.row + patch_row() + i;
     T* const to = p.x + at_row * p.panels.cols + span.col + patch_col();
-    const int count = patch_row() + i < span.rows ? span.cols - patch_col() : 0;
+    // A panel's first row is the first of a patch.
+    const bool before = kForm == Form::kColwise && span.row + patch_row() < 0;
+    const int count = patch_row() + i < span.rows && !before ? span.cols - patch_col() : 0;
     if constexpr (kForm == Form::kRowwise && kAligned && std::is_same_v<T, bf16>)
       store_whole(to, count, row);
     else
@@ -248,7 +270,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
 void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) {
   const bool rowwise = args.form == Form::kRowwise;
   const int64_t alignment = rowwise ? 1 : args.block.rows;
-  const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
+  const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows, cut_of(args.form));
   const Raster raster = make_raster(panels, panels.cols, row_tiles, false, 2);
   const Launch how{
       .op = "dequantize",
@@ -256,12 +278,10 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
       .work = raster.work(),
       .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
                                                : sizeof(DequantizeStorage<Form::kColwise>))};
-  const bool aligned_scale =
-      args.layout != ScaleLayout::kSwizzled || is_aligned(args.scale.data, 0, sizeof(uint16_t));
   with_format(args.x.format, [&]<class T>() {
     auto* x = static_cast<T*>(args.x.data);
     const bool aligned =
-        aligned_scale && is_aligned(x, panels.cols, kPatch) &&
+        is_aligned(x, panels.cols, kPatch) &&
         is_aligned(args.qdata.data, args.qdata.dim(-1), rowwise ? kRowwisePiece : kColwisePiece);
     with_alignment(aligned, [&]<bool kAligned>() {
       const DequantizeParams<T, kAligned> params{

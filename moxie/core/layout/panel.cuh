@@ -1,6 +1,5 @@
-// Which rows a CTA works on. Rows are cut into tiles that start at each panel's first row, so that
-// a tile never holds two panels; how many tiles a group has is only known on the device, and each
-// CTA finds its own with a scan over offs.
+// Which rows a CTA works on. Rows are cut into tiles that never hold two panels; how many tiles a
+// group has is only known on the device, and each CTA finds its own with a scan over offs.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -11,6 +10,12 @@ namespace moxie::cuda {
 // The tallest block, and one tile of swizzled scales: no block and no scale tile is shared by CTAs.
 inline constexpr int kTileRows = 128;
 static_assert(kTileRows == kScaleTileRows);
+
+enum class Cut {
+  kAtPanels,  // from a panel's first row on
+  // Of a colwise form: where lines of memory begin. A panel's first tile may begin before it.
+  kAtLines,
+};
 
 struct RowTile {
   Panel panel;
@@ -45,10 +50,14 @@ constexpr Panel panel_after(const Panels& panels, const Panel& before, int64_t a
 // How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
 // of `buffer_rows` rows. With offs an upper bound: G groups and the tail can each waste a tile less
 // one row; at least one tile is left for the tail. It holds for the rows of x and for those
-// padded_rows() makes of them alike, as the padding of a group is inside its last tile; so for
-// those, pass the rows of x.
-constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows) {
-  if (panels.offs) return buffer_rows / kTileRows + panels.count + 1;
+// padded_rows() makes of them alike, as the padding of a group is inside its last tile, and
+// kLineTiles are for the last line; so for those, pass the rows of x. Cut at lines, a group's first
+// tile may be cut once more, and the padding before it, less than a quarter of a tile, counts too.
+constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows,
+                                Cut cut = Cut::kAtPanels) {
+  constexpr int64_t kLineTiles = kMemoryLine / kTileRows;
+  const int64_t cuts = cut == Cut::kAtLines ? panels.count / 4 + 1 : 0;
+  if (panels.offs) return buffer_rows / kTileRows + panels.count + 2 + kLineTiles + cuts;
   return panels.count * tiles_of(panels.rows, alignment);
 }
 
@@ -125,8 +134,10 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
 // lane takes neighbouring groups.
 struct LaneGroups {
   int32_t first, last;     // groups
+  int32_t first_offs;      // of the first; most lanes have no other, so that memory is asked once
   uint32_t begin;          // row where they begin
   uint32_t tiles, padded;  // before them
+  uint32_t scale_tiles;    // of swizzled scales, which are cut at panels
   uint32_t own_tiles;
 };
 
@@ -136,20 +147,41 @@ __device__ inline uint32_t align_up32(uint32_t rows, uint32_t alignment) {
 }
 
 // Rows of a group that begins at `begin`, which becomes its end.
-__device__ inline uint32_t take_group(const Panels& panels, int32_t group, uint32_t& begin) {
-  const auto end =
-      static_cast<uint32_t>(max<int64_t>(min<int64_t>(panels.offs[group], panels.rows), begin));
+__device__ inline uint32_t take_group(const Panels& panels, const LaneGroups& lane, int32_t group,
+                                      uint32_t& begin) {
+  const int32_t offs = group == lane.first ? lane.first_offs : panels.offs[group];
+  const auto end = static_cast<uint32_t>(max<int64_t>(min<int64_t>(offs, panels.rows), begin));
   const uint32_t rows = end - begin;
   begin = end;
   return rows;
 }
 
-__device__ inline LaneGroups groups_of_lane(const Panels& panels, uint32_t alignment) {
+// Tiles of a group with so many rows, padding included, that begins behind `padded` others.
+template <Cut kCut>
+__device__ uint32_t tiles_of_group(uint32_t padded, uint32_t rows) {
+  const uint32_t before = kCut == Cut::kAtLines && rows > 0 ? padded % kTileRows : 0;
+  return (before + rows + kTileRows - 1) / kTileRows;
+}
+
+// The sum of what the lanes before this one have.
+__device__ inline uint32_t sum_before(uint32_t mine) {
+  uint32_t sum = mine;
+#pragma unroll
+  for (int step = 1; step < kWarp; step *= 2) {
+    const uint32_t other = __shfl_up_sync(~0u, sum, step);
+    if (lane_index() >= step) sum += other;
+  }
+  return sum - mine;
+}
+
+template <Cut kCut>
+__device__ LaneGroups groups_of_lane(const Panels& panels, uint32_t alignment) {
   const int lane = lane_index();
   const auto count = static_cast<int32_t>(panels.count), share = (count + kWarp - 1) / kWarp;
   LaneGroups mine{.first = min(lane * share, count), .last = min((lane + 1) * share, count)};
+  if (mine.first < mine.last) mine.first_offs = panels.offs[mine.first];
   uint32_t end = 0;
-  for (int32_t g = mine.first; g < mine.last; ++g) take_group(panels, g, end);
+  for (int32_t g = mine.first; g < mine.last; ++g) take_group(panels, mine, g, end);
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2) {
     const uint32_t other = __shfl_up_sync(~0u, end, step);
@@ -158,60 +190,72 @@ __device__ inline LaneGroups groups_of_lane(const Panels& panels, uint32_t align
   mine.begin = __shfl_up_sync(~0u, end, 1);
   if (lane == 0) mine.begin = 0;
 
-  uint32_t begin = mine.begin;
-  for (int32_t g = mine.first; g < mine.last; ++g) {
-    const uint32_t rows = align_up32(take_group(panels, g, begin), alignment);
-    mine.own_tiles += (rows + kTileRows - 1) / kTileRows;
-    mine.padded += rows;
+  const auto for_each = [&](auto&& f) {  // f(rows of a group, with padding)
+    uint32_t begin = mine.begin;
+    for (int32_t g = mine.first; g < mine.last; ++g)
+      f(align_up32(take_group(panels, mine, g, begin), alignment));
+  };
+  uint32_t padded = 0;
+  for_each([&](uint32_t rows) {
+    mine.own_tiles += tiles_of_group<Cut::kAtPanels>(0, rows);
+    padded += rows;
+  });
+  mine.padded = sum_before(padded);
+  mine.tiles = mine.scale_tiles = sum_before(mine.own_tiles);
+  if (kCut == Cut::kAtLines) {  // they depend on where a group begins
+    padded = mine.padded, mine.own_tiles = 0;
+    for_each([&](uint32_t rows) {
+      mine.own_tiles += tiles_of_group<kCut>(padded, rows);
+      padded += rows;
+    });
+    mine.tiles = sum_before(mine.own_tiles);
   }
-  mine.tiles = mine.own_tiles;
-  const uint32_t own_padded = mine.padded;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const uint32_t tiles = __shfl_up_sync(~0u, mine.tiles, step);
-    const uint32_t padded = __shfl_up_sync(~0u, mine.padded, step);
-    if (lane >= step) mine.tiles += tiles, mine.padded += padded;
-  }
-  mine.tiles -= mine.own_tiles, mine.padded -= own_padded;
   return mine;
 }
 
 // Stores the tile-th tile of rows, if it is one of this lane's; the last lane, if it is no group's.
-__device__ inline void find_in_lane(const Panels& panels, uint32_t alignment, uint32_t tile,
-                                    LaneGroups mine, RowTile& found) {
+template <Cut kCut>
+__device__ void find_in_lane(const Panels& panels, uint32_t alignment, uint32_t tile,
+                             const LaneGroups& mine, RowTile& found) {
   const bool last = lane_index() == kWarp - 1;
   if (tile < mine.tiles || (tile >= mine.tiles + mine.own_tiles && !last)) return;
-  uint32_t begin = mine.begin, tiles = mine.tiles, padded = mine.padded;
+  uint32_t begin = mine.begin, tiles = mine.tiles, padded = mine.padded,
+           scale_tiles = mine.scale_tiles;
   const auto panel = [&](int32_t index, int64_t rows) {
     // tiled: only where the alignment divides kTileRows, and used only so.
     return Panel{.index = index,
                  .begin = int64_t{begin} - rows,
                  .rows = rows,
                  .padded = padded,
-                 .tiled = int64_t{tiles} * kTileRows};
+                 .tiled = int64_t{scale_tiles} * kTileRows};
   };
   for (int32_t g = mine.first; g < mine.last; ++g) {
-    const uint32_t rows = take_group(panels, g, begin), aligned = align_up32(rows, alignment);
-    const uint32_t own = (aligned + kTileRows - 1) / kTileRows;
+    const uint32_t rows = take_group(panels, mine, g, begin), aligned = align_up32(rows, alignment);
+    const uint32_t own = tiles_of_group<kCut>(padded, aligned);
     if (tile - tiles < own) {
-      found = {.panel = panel(g, rows), .row = int64_t{tile - tiles} * kTileRows, .tail = false};
+      const uint32_t before = kCut == Cut::kAtLines ? padded % kTileRows : 0;
+      found = {.panel = panel(g, rows),
+               .row = int64_t{tile - tiles} * kTileRows - before,
+               .tail = false};
       return;
     }
     tiles += own, padded += aligned;
+    scale_tiles += tiles_of_group<Cut::kAtPanels>(0, aligned);
   }
   found = {.panel = panel(mine.last, 0), .row = int64_t{tile - tiles} * kTileRows, .tail = true};
 }
 
 // The tile-th tile of rows, for all threads of the CTA, which must all call it. It is in shared
 // memory, so that it costs no registers, until the call after the next barrier.
-__device__ inline const RowTile& find_row_tile(const Panels& panels, int64_t alignment,
-                                               int64_t tile, RowTileSearch& search) {
+template <Cut kCut = Cut::kAtPanels>
+__device__ const RowTile& find_row_tile(const Panels& panels, int64_t alignment, int64_t tile,
+                                        RowTileSearch& search) {
   if (!panels.offs) {
     if (threadIdx.x == 0) search.found = row_tile_of_equal_panels(panels, alignment, tile);
   } else if (warp_index() == 0) {
     const auto step = static_cast<uint32_t>(alignment);
-    find_in_lane(panels, step, static_cast<uint32_t>(tile), groups_of_lane(panels, step),
-                 search.found);
+    find_in_lane<kCut>(panels, step, static_cast<uint32_t>(tile),
+                       groups_of_lane<kCut>(panels, step), search.found);
   }
   __syncthreads();
   return search.found;

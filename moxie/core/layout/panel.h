@@ -13,6 +13,10 @@
 
 namespace moxie {
 
+// Bytes that an H200 writes at once: half of them take more than half the time
+// (docs/kernels/quantize.md).
+inline constexpr int64_t kMemoryLine = 256;
+
 // How the rows of x [R, C] or [G, N, K] fall into panels.
 struct Panels {
   int64_t rows;         // R; or N, the rows of one matrix
@@ -104,8 +108,10 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
     }
     return place;
   }
-  // Colwise tokens: panels side by side along k in one buffer, each padded to the block.
-  const int64_t buffer_blocks = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block);
+  // Colwise tokens: panels side by side along k in one buffer of padded_rows(), each padded to the
+  // block.
+  int64_t buffer_blocks = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block);
+  if (p.count != 1) buffer_blocks = round_up<int64_t>(buffer_blocks, kMemoryLine / k_block);
   const int64_t buffer_k = buffer_blocks * k_block;
   Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
   place.k = blocks_of(panel.rows, k_block) * k_block;

@@ -8,6 +8,7 @@
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
 #include "moxie/core/format/block.h"
+#include "moxie/core/layout/panel.h"
 #include "moxie/core/layout/swizzle.h"
 
 namespace moxie {
@@ -15,11 +16,20 @@ namespace moxie {
 // x is either tokens [R, C], whose rows may fall into G ragged groups (offs), or weights
 // [G, N, K]: G matrices of one size.
 //
-// Rows of a buffer in which G groups, R rows in all, can each be padded to a multiple of
-// `alignment`, whatever their sizes. No host has to know the sizes to allocate it.
+// The least rows in which G groups, R rows in all, can each be padded to a multiple of `alignment`,
+// whatever their sizes.
+template <class Int>
+Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
+  return (rows + num_groups * (alignment - 1)) / Int(alignment) * Int(alignment);
+}
+
+// Rows of a buffer for them. No host has to know the sizes to allocate it. Of several groups of MX
+// blocks it is whole lines of memory, so that all columns of a colwise form begin alike in theirs.
 template <class Int>
 Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
-  return (rows + num_groups * (alignment - 1)) / Int(alignment) * Int(alignment);
+  const Int least = least_padded_rows(rows, num_groups, alignment);
+  if (alignment < kMxBlock || num_groups == Int(1)) return least;
+  return round_up(least, Int(kMemoryLine));
 }
 
 template <class Int>

@@ -1,7 +1,8 @@
 // Straight from FP8 to FP8: a byte in and a byte out, so that it is instructions that have to be
-// few. Tiles arrive by the copy engine, two ahead. A warp has 32 rows of 64 columns: an amax over
-// 32 rows needs no shared memory, and 16 bytes of the turned tile stay together. Tensors whose rows
-// are not whole numbers of 16 bytes take the quantizer's kernel.
+// few. Tiles arrive by the copy engine, two ahead, and leave by it: threads that store wait for
+// memory. A warp has 32 rows of 64 columns: an amax over 32 rows needs no shared memory, and 16
+// bytes of the turned tile stay together. Tensors whose rows are not whole numbers of 16 bytes take
+// the quantizer's kernel.
 #include <limits>
 
 #include "moxie/core/quantize/tile.cuh"
@@ -16,6 +17,7 @@ namespace {
 // read once.
 constexpr int kRun = 8;
 constexpr int kStages = 2;
+constexpr uint32_t kFirstCtas = 3 * 132;  // that an H200 starts with
 constexpr int kWarpCols = 64;
 constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
 constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
@@ -36,24 +38,31 @@ struct alignas(128) RowStage {
   uint8_t byte[kTileRows][kTileCols];
 };
 
-// The tile of the colwise form. Lines are cut into 16 bytes of two patches each; the exclusive or
-// keeps both directions free of bank conflicts.
-struct alignas(16) TurnedTile {
-  uint8_t byte[kTileCols][kTileRows];
+// The tile of the colwise form as the copy engine takes it: every eighth column, then those after
+// them. Lines are cut into 16 bytes of two patches each, which the engine finds by an exclusive or
+// with the line; in this order of lines that keeps both directions free of bank conflicts.
+struct alignas(1024) TurnedTile {
+  uint8_t byte[kPatch][kPatchLanes][kTileRows];
 
   __device__ uint2& piece(int j) {  // eight bytes of column j of this thread's patch
-    const int index = my_row() / kColwisePiece ^ my_col() / kPatch % kLineChunks;
-    return *reinterpret_cast<uint2*>(byte[my_col() + j] + index * kColwisePiece +
+    const int lane = my_col() / kPatch, index = my_row() / kColwisePiece ^ lane % kLineChunks;
+    return *reinterpret_cast<uint2*>(byte[j][lane] + index * kColwisePiece +
                                      my_row() % kColwisePiece);
   }
-  __device__ const uint4& chunk(int line, int index) const {
-    return *reinterpret_cast<const uint4*>(byte[line] +
-                                           (index ^ line / kPatch % kLineChunks) * kColwisePiece);
+  __device__ const uint4& chunk(int col, int index) const {
+    const int lane = col / kPatch;
+    return *reinterpret_cast<const uint4*>(byte[col % kPatch][lane] +
+                                           (index ^ lane % kLineChunks) * kColwisePiece);
   }
 };
 
+// CTAs side by side that share a row of tiles, and the tiles of each.
+struct Runs {
+  uint32_t count, length;
+};
+
 struct RequantizeParams {
-  CUtensorMap qdata;
+  CUtensorMap qdata, turned;
   Panels panels;
   const e8m0* scale;
   Block block;  // of the rowwise form
@@ -62,12 +71,13 @@ struct RequantizeParams {
   FormParams<Form::kColwise> colwise;
   ScaleChoice choice;
   int64_t alignment, row_tiles;
-  uint32_t run, runs;  // tiles of a CTA, and CTAs side by side
+  Runs runs, last_runs;  // the latter from this row of tiles on, so that CTAs end together
+  uint32_t last_row_tiles;
 };
 
 struct RequantizeStorage {
-  RowStage stage[kStages];
   TurnedTile tile;
+  RowStage stage[kStages];
   alignas(16) Peaks<bf16> columns[kRowBlocks][kPatchLanes];
   alignas(16) uint32_t peak[kColBlocks][kRowBlocks];  // of each 32 x 32
   alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
@@ -75,6 +85,7 @@ struct RequantizeStorage {
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
   alignas(8) uint64_t arrived[kStages];
   Place rowwise, colwise;
+  int32_t x, y;  // of the panel, where the copy engine stores it
   RowTileSearch search;
 };
 
@@ -200,35 +211,40 @@ __device__ void raise_over_block(RequantizeStorage& s, Block block, Peaks<bf16>&
 }
 static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 
-__device__ void store_turned(const TileOperand& out, const TurnedTile& tile) {
+// A whole tile leaves by the copy engine; of others, which end where a group or the tensor does,
+// threads store what there is. `x` and `y` are its place along k and among the columns.
+__device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
+                             const TurnedTile& tile, int32_t x, int32_t y) {
+  if (out.k == kTileRows && out.outer == kTileCols) {
+    if (threadIdx.x != 0) return;
+    sm90::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0);
+    sm90::bulk_commit_group();
+    return;
+  }
   const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
-  const int64_t step = kChunkLines * out.stride;
-  e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
   const bool inside = index * kColwisePiece < out.k;
-  uint4 chunk[kTileCols / kChunkLines];
-#pragma unroll
-  for (int i = 0; i < kTileCols / kChunkLines; ++i)
-    chunk[i] = tile.chunk(line + i * kChunkLines, index);
-#pragma unroll
-  for (int i = 0; i < kTileCols / kChunkLines; ++i, to += step)
-    store_piece<true>(to, chunk[i], inside ? out.outer - line - i * kChunkLines : 0);
+  e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
+#pragma unroll 1
+  for (int i = line; i < kTileCols; i += kChunkLines, to += kChunkLines * out.stride)
+    store_piece<true>(to, tile.chunk(i, index), inside ? out.outer - i : 0);
 }
 
-// kWide: blocks of the colwise form have 32 columns or more; else one.
+__device__ void load_tile(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
+                          int64_t col, int index) {
+  uint64_t* arrived = &s.arrived[index % kStages];
+  sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
+  sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
+                    static_cast<int32_t>(col) + index * kTileCols,
+                    static_cast<int32_t>(at.panel.begin + at.row));
+}
+
+// The first tiles are on their way. kWide: blocks of the colwise form have 32 columns or more; else
+// one.
 template <bool kWide>
 __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                int64_t col, int tiles) {
   const int rows = clip(at.panel.rows - at.row, kTileRows);
   const int cols = static_cast<int>(min<int64_t>(p.panels.cols - col, tiles * kTileCols));
-  const auto load = [&](int index) {
-    if (threadIdx.x != 0) return;
-    uint64_t* arrived = &s.arrived[index % kStages];
-    sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
-    sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
-                      static_cast<int32_t>(col) + index * kTileCols,
-                      static_cast<int32_t>(at.panel.begin + at.row));
-  };
-  for (int index = 0; index < min(tiles, kStages); ++index) load(index);
   if (p.layout == ScaleLayout::kSwizzled)
     load_swizzled_codes(p, s, at, col, cols, rows);
   else
@@ -243,23 +259,28 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     load_patch(s, index % kStages, index, rows, patch);
     patch.find_unit();
     Peaks<bf16> peaks = patch.columns();
+    if (threadIdx.x == 0) sm90::bulk_wait_group_read<0>();
     if constexpr (kWide)
       raise_over_block(s, p.colwise.block, peaks);
     else
       raise_over_columns(s, p.colwise.block, peaks);
-    // Behind a barrier: all have read this tile, and stored the one before it.
-    if (index + kStages < tiles) load(index + kStages);
+    // Behind a barrier: all have read this tile, and the one before it has left.
+    if (threadIdx.x == 0 && index + kStages < tiles) load_tile(p, s, at, col, index + kStages);
     const Scales<bf16> factors(peaks, p.choice);
     if (lane_index() < kWarpPatches)
       *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][my_col()]) =
           uint2{factors.code[0], factors.code[1]};
     turn_patch(s.tile, rows - my_row(), patch, factors);
+    sm90::fence_proxy_async();
     __syncthreads();
+    const int64_t at_col = col + index * kTileCols;
     out.stride = s.colwise.qdata_stride;
-    store_turned(out, s.tile);
-    store_column_scales({p.colwise, s.colwise, col + index * kTileCols, at.row}, out, s.col_code);
+    store_turned(p, out, s.tile, s.x + static_cast<int32_t>(at.row),
+                 s.y + static_cast<int32_t>(at_col));
+    store_column_scales({p.colwise, s.colwise, at_col, at.row}, out, s.col_code);
     out.qdata += kTileCols * out.stride;
   }
+  if (threadIdx.x == 0) sm90::bulk_wait_group_read<0>();
 }
 
 template <bool kWide>
@@ -268,19 +289,35 @@ __global__ __launch_bounds__(kThreads,
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
   auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
   const auto work = static_cast<uint32_t>(work_index());
-  const uint32_t tile = work / p.runs, run = work % p.runs;
+  const uint32_t before_last = p.last_row_tiles * p.runs.count;
+  const bool last = work >= before_last;
+  const Runs runs = last ? p.last_runs : p.runs;
+  const uint32_t index = last ? work - before_last : work, run = index % runs.count;
+  const uint32_t tile = index / runs.count + (last ? p.last_row_tiles : 0);
   if (tile >= p.row_tiles) return;
-  if (threadIdx.x == 0)
+  const int64_t col = static_cast<int64_t>(run) * runs.length * kTileCols;
+  if (threadIdx.x == 0) {
+    // The first CTAs need about these rows, and memory has nothing else to do while they search.
+    if (work < kFirstCtas)
+      for (int i = 0; i < kStages; ++i)
+        sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col) + i * kTileCols,
+                              static_cast<int32_t>(tile * kTileRows));
     for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
+  }
   sm90::fence_mbarrier_init();
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
-  if (threadIdx.x == 0) s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, p.layout);
-  if (threadIdx.x == kWarp)
-    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
-  __syncthreads();
-  const int64_t col = static_cast<int64_t>(run) * p.run * kTileCols;
   const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
-  const int tiles = static_cast<int>(min<int64_t>(col_tiles, p.run));
+  const int tiles = static_cast<int>(min<int64_t>(col_tiles, runs.length));
+  if (threadIdx.x == 0 && !at.tail)
+    for (int i = 0; i < min(tiles, kStages); ++i) load_tile(p, s, at, col, i);
+  if (threadIdx.x == kWarp) {
+    s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
+    s.x = p.panels.weights ? 0 : static_cast<int32_t>(s.colwise.qdata);
+    s.y = p.panels.weights ? static_cast<int32_t>(at.panel.index * p.panels.cols) : 0;
+  }
+  if (threadIdx.x == 2 * kWarp)
+    s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, p.layout);
+  __syncthreads();
   if (!at.tail) {
     requantize_run<kWide>(p, s, at, col, tiles);
     return;
@@ -288,8 +325,8 @@ __global__ __launch_bounds__(kThreads,
   Panels mine = p.panels;
   mine.cols = min<int64_t>(mine.cols, col + tiles * kTileCols);
   zero_tail<true>(p.colwise, s.colwise, at, mine, col, kTileCols);
-  const int64_t first = at.row / kTileRows, tail_tiles = p.row_tiles - (tile - first);
-  zero_swizzled(p.colwise, s.colwise, first * p.runs + run, tail_tiles * p.runs);
+  const int64_t first = at.row / kTileRows;
+  if (run == 0) zero_swizzled(p.colwise, s.colwise, first, p.row_tiles - (tile - first));
 }
 
 }  // namespace
@@ -300,10 +337,12 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.from_layout, panels);
   const bool wide_scales =
       args.from_layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
-  const int64_t rows = panels.total_rows();
+  const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
+                lines = panels.weights ? panels.count * panels.cols : panels.cols;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
   if (!is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
-      !wide_scales || rows > kMost || panels.cols > kMost || rows == 0 || panels.cols == 0) {
+      !wide_scales || rows > kMost || panels.cols > kMost || depth > kMost || lines > kMost ||
+      rows == 0 || panels.cols == 0) {
     launch_quantize("requantize", forms, panels, source, stream);
     return;
   }
@@ -318,14 +357,26 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const bool many_groups = panels.offs && panels.count * 16 > row_tiles;
   const int64_t longest = many_groups ? 2 * kLongest : kLongest;
   const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, longest), 1);
-  const int64_t runs = ceil_div(col_tiles, run);
-  const auto width = static_cast<uint64_t>(panels.cols);
+  const auto runs_of = [&](int64_t length) {
+    return Runs{.count = static_cast<uint32_t>(ceil_div(col_tiles, length)),
+                .length = static_cast<uint32_t>(length)};
+  };
+  // As many as an SM each has three of take a tile at a time: 2048 columns gain 0.7 %.
+  constexpr int64_t kLastTiles = 400;
+  const int64_t last_row_tiles = max<int64_t>(row_tiles - kLastTiles / col_tiles, 0);
+  const Runs runs = runs_of(run), last_runs = runs_of(1);
+  const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
       .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
                                          .size = {width, static_cast<uint64_t>(rows)},
                                          .stride = {width},
                                          .box = {kTileCols, kTileRows},
                                          .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
+      .turned =
+          sm90::make_tensor_map<3>({.data = args.colwise.qdata.data,
+                                    .size = {k, static_cast<uint64_t>(lines / kPatch), kPatch},
+                                    .stride = {k * kPatch, k},
+                                    .box = {kTileRows, kPatchLanes, kPatch}}),
       .panels = panels,
       .scale = source.scale,
       .block = args.block,
@@ -336,11 +387,12 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .choice = choice_of(args.rule),
       .alignment = alignment,
       .row_tiles = row_tiles,
-      .run = static_cast<uint32_t>(run),
-      .runs = static_cast<uint32_t>(runs)};
+      .runs = runs,
+      .last_runs = last_runs,
+      .last_row_tiles = static_cast<uint32_t>(last_row_tiles)};
   launch({.op = "requantize",
           .stream = stream,
-          .work = row_tiles * runs,
+          .work = last_row_tiles * runs.count + (row_tiles - last_row_tiles) * last_runs.count,
           .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
          args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>, params);
 }

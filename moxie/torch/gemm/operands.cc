@@ -301,7 +301,7 @@ bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::Sym
     return (padded + groups * 4).sym_le(rows * 2).guard_or_false(__FILE__, __LINE__);
   }
   const int64_t block = recipe.wgrad_x.rows;
-  const c10::SymInt padded = padded_rows(rows, groups, block);
+  const c10::SymInt padded = least_padded_rows(rows, groups, block);
   // Blocks of 128 rows promise half the memory of bf16 (0.55 with scales and padding). Blocks of 32
   // promise what quantizing x itself gives, for as long as that is smaller than bf16.
   // (A scale per 32 makes 33 bytes of 32.)
