@@ -5,8 +5,7 @@
 // block   rows x cols of x that share a scale: 1x32 32x1 32x32 1x128 128x1 128x32 128x128
 // rule    rceil floor ceil even
 // qdata   float8_e4m3fn; scale float8_e8m0fnu unless said otherwise
-// _t      stored transposed: [C, R'], R' being R and what pads each group to the block; or [G, K,
-// N]
+// _t      stored transposed: [C, R'], with room for what pads each group to the block; or [G, K, N]
 //
 // The overload `out` writes into tensors of exactly the shape, dtype and device that the op would
 // return; a scale may be uint8 there, because inductor does not let an op write e8m0. It returns

@@ -96,7 +96,7 @@ def quantize_colwise(
     >>> x = torch.randn(64, 96)
     >>> offs = torch.tensor([10, 64], dtype=torch.int32)
     >>> qdata_t, scale_t = moxie.quantize_colwise(x, offs=offs)
-    >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64; of several groups, in multiples of 256
+    >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64; R' is a multiple of 256
     (torch.Size([96, 256]), torch.Size([96, 8]))
     """
     if out is None:

@@ -42,6 +42,8 @@ const Problem kProblems[] = {
     {"no group has rows", {100, 64}, {0, 0, 0}},
     {"no offs", {200, 400}, {}},
     {"weights", {3, 200, 144}, {}},
+    {"weights of whole tiles", {3, 256, 128}, {}},
+    {"weights of whole tiles and parts", {2, 400, 272}, {}},
 };
 
 class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
@@ -97,8 +99,12 @@ class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
 
   Bytes requantized(const Problem& problem, Block block, ScaleLayout layout, Block colwise,
                     ScaleLayout colwise_layout) const {
+    return requantized(problem, block, layout, colwise, colwise_layout, exec());
+  }
+  static Bytes requantized(const Problem& problem, Block block, ScaleLayout layout, Block colwise,
+                           ScaleLayout colwise_layout, const Exec& exec) {
     const Quantized from = quantized(problem, Form::kRowwise, block, layout);
-    Arena arena(exec().backend);
+    Arena arena(exec.backend);
     RequantizeArgs args{.block = block,
                         .from_layout = layout,
                         .qdata = arena.input(from.qdata, from.qdata_shape),
@@ -109,7 +115,7 @@ class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
                                               colwise, colwise_layout);
     args.colwise = {colwise, colwise_layout, arena.output<e4m3>(shape.qdata),
                     arena.output<e8m0>(shape.scale)};
-    requantize(args, exec());
+    requantize(args, exec);
     return arena.results();
   }
 
@@ -162,6 +168,16 @@ TEST_P(ReadsEveryLayout, Requantize) {
                 << problem.name << ' ' << name(block) << ' ' << name(from) << " to "
                 << name(colwise) << ' ' << name(to);
       }
+}
+
+TEST_P(ReadsEveryLayout, RequantizeGivesTheBytesOfTheReference) {
+  for (const Problem& problem : kProblems)
+    for (const Block block : blocks(Form::kRowwise, problem))
+      for (const Block colwise : blocks(Form::kColwise, problem))
+        for (const ScaleLayout to : layouts(Form::kColwise, colwise))
+          EXPECT_EQ(requantized(problem, block, kPlain, colwise, to),
+                    requantized(problem, block, kPlain, colwise, to, {.backend = Backend::kRef}))
+              << problem.name << ' ' << name(block) << " to " << name(colwise) << ' ' << name(to);
 }
 
 TEST(SwizzledScales, MustHaveTheShapeOfTheirLayout) {

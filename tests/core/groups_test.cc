@@ -86,9 +86,8 @@ TEST(PaddedRows, IsTheLeastThatHoldsAnyGroupsInWholeLines) {
         if (rows >= groups) {
           EXPECT_EQ(least, worst);
         }
-        const bool in_lines = alignment >= 32 && groups > 1;
         EXPECT_EQ(padded_rows(rows, groups, alignment),
-                  in_lines ? round_up<int64_t>(least, 256) : least);
+                  alignment >= 32 ? round_up<int64_t>(least, 256) : least);
       }
 }
 

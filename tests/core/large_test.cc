@@ -176,6 +176,45 @@ TEST_F(Large, DequantizeAndRequantizeSwizzled) {
 }
 TEST_F(Large, DequantizeAndRequantizeQuads) { dequantize_and_requantize(ScaleLayout::kQuads); }
 
+// Runs of several tiles, which only large tensors have, against the quantizer's kernel, which takes
+// what is not aligned.
+TEST_F(Large, RequantizeInRunsIsThatOfTheQuantizersKernel) {
+  constexpr int64_t kTokens = 131072, kWidth = 2064;
+  const std::vector<int32_t> group_ends{1, 300, 300, 40000, 40127, 90001, 131000};
+  const auto groups = static_cast<int64_t>(group_ends.size());
+  auto* const offs = static_cast<int32_t*>(memory(groups * sizeof(int32_t)));
+  copy_to_device(offs, group_ends.data(), groups * sizeof(int32_t));
+  for (const ScaleLayout layout : {ScaleLayout::kPlain, ScaleLayout::kQuads}) {
+    const Operand from = operand(Form::kRowwise, kTokens, kWidth, layout);
+    quantize(args_of(x(kTokens, kWidth), {.rowwise = from}), kCuda);
+    const int64_t bytes = numel(from.qdata.shape);
+    auto* const shifted = static_cast<e4m3*>(memory(bytes + 1)) + 1;
+    check_device("copy", cudaMemcpy(shifted, from.qdata.data, bytes, cudaMemcpyDeviceToDevice));
+    const auto requantized = [&](const e4m3* qdata, Block block) {
+      const auto shape =
+          operand_shape<int64_t>({kTokens, kWidth}, groups, Form::kColwise, block, layout);
+      const int64_t elements = numel(shape.qdata), scales = numel(shape.scale);
+      const Operand out{block,
+                        layout,
+                        {static_cast<e4m3*>(memory(elements)), shape.qdata},
+                        {static_cast<e8m0*>(memory(scales)), shape.scale}};
+      requantize({.block = from.block,
+                  .from_layout = layout,
+                  .qdata = {qdata, from.qdata.shape},
+                  .scale = {from.scale.data, from.scale.shape},
+                  .offs = View<const int32_t>{offs, {groups}},
+                  .colwise = out},
+                 kCuda);
+      return std::pair(ends(out.qdata.data, 1, elements, elements),
+                       ends(out.scale.data, 1, scales, scales));
+    };
+    const int rows = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
+    for (const Block block : {Block{rows, 1}, Block{rows, 32}})
+      EXPECT_TRUE(requantized(from.qdata.data, block) == requantized(shifted, block))
+          << name(layout) << ' ' << name(block);
+  }
+}
+
 TEST_F(Large, SwigluAndItsFusions) {
   const auto run = [&](int64_t rows, FloatView& a, QuantizeForms& forms) {
     a = values(rows, kCols / 2);

@@ -89,8 +89,8 @@ def saves_colwise(recipe: moxie.Recipe, rows: int, groups: int) -> bool:
     if recipe.scaling != "block" or recipe.wgrad_with_hp:
         return True  # without blocks what is kept makes no difference
     block = block_shape(recipe.wgrad_x)[0]
-    padded = (rows + groups * (block - 1)) // block * block
-    return padded <= (rows * 109 // 100 if block == 128 else rows * 64 // 33)
+    least = (rows + groups * (block - 1)) // block * block
+    return least <= (rows * 109 // 100 if block == 128 else rows * 64 // 33)
 
 
 def transposed(block: str) -> str:

@@ -80,7 +80,7 @@ def test_cost_counts_each_byte_once():
     assert cost("quantize_rowwise", [rows, cols]) == [0, 2 * rows * cols, rows * cols + rows * 3]
     assert cost("quantize_rowwise", [rows, cols], dtype=torch.float32)[1] == 4 * rows * cols
     both = cost("quantize_both", [rows, cols], num_groups=2)
-    assert both[2] == rows * cols + rows * 3 + cols * (96 + 3)  # 64 rows in two groups pad to at most 96
+    assert both[2] == rows * cols + rows * 3 + cols * (256 + 8)  # 64 rows in two groups pad to at most 96, in multiples of 256
     assert cost("quantize_both", [rows, cols])[1] == cost("quantize_rowwise", [rows, cols])[1]
     assert cost("pad_groups", [rows, cols], num_groups=4, alignment=16)[1:] == [2 * rows * cols, 2 * 128 * cols]
     assert cost("unpad_groups", [rows, cols], dtype=torch.uint8)[1:] == [rows * cols, rows * cols]

@@ -55,6 +55,8 @@ def expected_colwise(x, offs, block, rule):
     rows, cols = block_shape(block)
     ends = [x.shape[0]] if offs is None else offs.tolist()
     padded = (x.shape[0] + len(ends) * (rows - 1)) // rows * rows
+    if offs is not None:
+        padded = round_up(padded, 256)
     qdata = torch.zeros(x.shape[1], padded, dtype=torch.uint8)
     scale = torch.zeros(math.ceil(x.shape[1] / cols), padded // rows, dtype=torch.uint8)
     begin = at = 0

@@ -1,6 +1,6 @@
 // Rowwise: patches are loaded, scaled and stored where they are. Colwise: the tile is turned round
-// in shared memory as bytes, before it grows to bf16 or f32; tiles are cut where lines of memory
-// begin, so that no two share one.
+// in shared memory as bytes, before it grows to bf16 or f32; tiles are cut in the buffer, so that
+// each column of one is read as one piece.
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
 
@@ -208,7 +208,7 @@ struct ColwiseRun {
   }
 };
 
-constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kAtLines; }
+constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kInBuffer; }
 
 // What registers allow.
 template <class T>

@@ -13,8 +13,9 @@ static_assert(kTileRows == kScaleTileRows);
 
 enum class Cut {
   kAtPanels,  // from a panel's first row on
-  // Of a colwise form: where lines of memory begin. A panel's first tile may begin before it.
-  kAtLines,
+  // At multiples of kTileRows of a colwise buffer, so that a column of a tile is one piece of 128
+  // bytes of memory and not two. A panel's first tile may begin before it.
+  kInBuffer,
 };
 
 struct RowTile {
@@ -51,12 +52,12 @@ constexpr Panel panel_after(const Panels& panels, const Panel& before, int64_t a
 // of `buffer_rows` rows. With offs an upper bound: G groups and the tail can each waste a tile less
 // one row; at least one tile is left for the tail. It holds for the rows of x and for those
 // padded_rows() makes of them alike, as the padding of a group is inside its last tile, and
-// kLineTiles are for the last line; so for those, pass the rows of x. Cut at lines, a group's first
-// tile may be cut once more, and the padding before it, less than a quarter of a tile, counts too.
+// kLineTiles and one are for the last line; so for those, pass the rows of x. Cut in the buffer, a
+// group's first tile may be cut once more, and its padding, less than a quarter of a tile, counts.
 constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows,
                                 Cut cut = Cut::kAtPanels) {
   constexpr int64_t kLineTiles = kMemoryLine / kTileRows;
-  const int64_t cuts = cut == Cut::kAtLines ? panels.count / 4 + 1 : 0;
+  const int64_t cuts = cut == Cut::kInBuffer ? panels.count / 4 + 1 : 0;
   if (panels.offs) return buffer_rows / kTileRows + panels.count + 2 + kLineTiles + cuts;
   return panels.count * tiles_of(panels.rows, alignment);
 }
@@ -134,7 +135,7 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
 // lane takes neighbouring groups.
 struct LaneGroups {
   int32_t first, last;     // groups
-  int32_t first_offs;      // of the first; most lanes have no other, so that memory is asked once
+  int32_t first_offs;      // of the first; of up to 32, all there is, so that memory is asked once
   uint32_t begin;          // row where they begin
   uint32_t tiles, padded;  // before them
   uint32_t scale_tiles;    // of swizzled scales, which are cut at panels
@@ -159,7 +160,7 @@ __device__ inline uint32_t take_group(const Panels& panels, const LaneGroups& la
 // Tiles of a group with so many rows, padding included, that begins behind `padded` others.
 template <Cut kCut>
 __device__ uint32_t tiles_of_group(uint32_t padded, uint32_t rows) {
-  const uint32_t before = kCut == Cut::kAtLines && rows > 0 ? padded % kTileRows : 0;
+  const uint32_t before = kCut == Cut::kInBuffer && rows > 0 ? padded % kTileRows : 0;
   return (before + rows + kTileRows - 1) / kTileRows;
 }
 
@@ -202,7 +203,7 @@ __device__ LaneGroups groups_of_lane(const Panels& panels, uint32_t alignment) {
   });
   mine.padded = sum_before(padded);
   mine.tiles = mine.scale_tiles = sum_before(mine.own_tiles);
-  if (kCut == Cut::kAtLines) {  // they depend on where a group begins
+  if (kCut == Cut::kInBuffer) {  // they depend on where a group begins
     padded = mine.padded, mine.own_tiles = 0;
     for_each([&](uint32_t rows) {
       mine.own_tiles += tiles_of_group<kCut>(padded, rows);
@@ -233,7 +234,7 @@ __device__ void find_in_lane(const Panels& panels, uint32_t alignment, uint32_t 
     const uint32_t rows = take_group(panels, mine, g, begin), aligned = align_up32(rows, alignment);
     const uint32_t own = tiles_of_group<kCut>(padded, aligned);
     if (tile - tiles < own) {
-      const uint32_t before = kCut == Cut::kAtLines ? padded % kTileRows : 0;
+      const uint32_t before = kCut == Cut::kInBuffer ? padded % kTileRows : 0;
       found = {.panel = panel(g, rows),
                .row = int64_t{tile - tiles} * kTileRows - before,
                .tail = false};

@@ -110,9 +110,9 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
   }
   // Colwise tokens: panels side by side along k in one buffer of padded_rows(), each padded to the
   // block.
-  int64_t buffer_blocks = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block);
-  if (p.count != 1) buffer_blocks = round_up<int64_t>(buffer_blocks, kMemoryLine / k_block);
-  const int64_t buffer_k = buffer_blocks * k_block;
+  int64_t buffer_k = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block) * k_block;
+  if (grouped) buffer_k = (buffer_k + kMemoryLine - 1) & -kMemoryLine;
+  const int64_t buffer_blocks = blocks_of(buffer_k, k_block);
   Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
   place.k = blocks_of(panel.rows, k_block) * k_block;
   switch (layout) {

@@ -17,7 +17,8 @@ namespace {
 // read once.
 constexpr int kRun = 8;
 constexpr int kStages = 2;
-constexpr uint32_t kFirstCtas = 3 * 132;  // that an H200 starts with
+constexpr int kCtas = 3;                       // per SM: what registers allow
+constexpr uint32_t kCtasAtOnce = kCtas * 132;  // of an H200
 constexpr int kWarpCols = 64;
 constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
 constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
@@ -284,8 +285,8 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
 }
 
 template <bool kWide>
-__global__ __launch_bounds__(kThreads,
-                             3) void requantize_kernel(const __grid_constant__ RequantizeParams p) {
+__global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
+    const __grid_constant__ RequantizeParams p) {
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
   auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
   const auto work = static_cast<uint32_t>(work_index());
@@ -298,9 +299,9 @@ __global__ __launch_bounds__(kThreads,
   const int64_t col = static_cast<int64_t>(run) * runs.length * kTileCols;
   if (threadIdx.x == 0) {
     // The first CTAs need about these rows, and memory has nothing else to do while they search.
-    if (work < kFirstCtas)
-      for (int i = 0; i < kStages; ++i)
-        sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col) + i * kTileCols,
+    if (work < kCtasAtOnce)
+      for (uint32_t i = 0; i < min(runs.length, uint32_t{kStages}); ++i)
+        sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
                               static_cast<int32_t>(tile * kTileRows));
     for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
   }
@@ -326,6 +327,7 @@ __global__ __launch_bounds__(kThreads,
   mine.cols = min<int64_t>(mine.cols, col + tiles * kTileCols);
   zero_tail<true>(p.colwise, s.colwise, at, mine, col, kTileCols);
   const int64_t first = at.row / kTileRows;
+  // By one CTA of a row of tiles, as some rows have more than others.
   if (run == 0) zero_swizzled(p.colwise, s.colwise, first, p.row_tiles - (tile - first));
 }
 
@@ -361,9 +363,11 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
     return Runs{.count = static_cast<uint32_t>(ceil_div(col_tiles, length)),
                 .length = static_cast<uint32_t>(length)};
   };
-  // As many as an SM each has three of take a tile at a time: 2048 columns gain 0.7 %.
-  constexpr int64_t kLastTiles = 400;
-  const int64_t last_row_tiles = max<int64_t>(row_tiles - kLastTiles / col_tiles, 0);
+  // The last tiles, one for each CTA that runs at once, so that these end together. Behind them are
+  // tiles that are nobody's: with offs row_tiles is an upper bound, and half a tile per group less
+  // is what to expect.
+  const int64_t surplus = panels.offs ? panels.count / 2 + kMemoryLine / kTileRows + 2 : 0;
+  const int64_t last_row_tiles = max<int64_t>(row_tiles - surplus - kCtasAtOnce / col_tiles, 0);
   const Runs runs = runs_of(run), last_runs = runs_of(1);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{

@@ -297,10 +297,12 @@ bool saves_colwise(const Recipe& recipe, const c10::SymInt& rows, const c10::Sym
   if (!recipe.quantizes_wgrad()) return true;
   if (recipe.scaling == Scaling::kRow) {
     // Bytes per column: elements and one f32 per group, against bf16.
-    const c10::SymInt padded = padded_rows(rows, groups, kRowScaleAlignment);
+    const c10::SymInt padded = least_padded_rows(rows, groups, kRowScaleAlignment);
     return (padded + groups * 4).sym_le(rows * 2).guard_or_false(__FILE__, __LINE__);
   }
   const int64_t block = recipe.wgrad_x.rows;
+  // By the least: the buffer has up to 255 rows more, which only small tensors notice, and numbers
+  // must not depend on how memory is laid out.
   const c10::SymInt padded = least_padded_rows(rows, groups, block);
   // Blocks of 128 rows promise half the memory of bf16 (0.55 with scales and padding). Blocks of 32
   // promise what quantizing x itself gives, for as long as that is smaller than bf16.
