@@ -1,0 +1,168 @@
+// What a CTA of requantize has in shared memory, and how a tile and its scales come into registers.
+#pragma once
+
+#include <cuda.h>
+
+#include "moxie/core/quantize/tile.cuh"
+
+namespace moxie::cuda {
+
+// Tiles side by side at most: as many as a sector of plain scales, 32 bytes, is long, so that it is
+// read once.
+inline constexpr int kRun = 8;
+inline constexpr int kStages = 2;
+inline constexpr int kCtas = 3;                       // per SM: what registers allow
+inline constexpr uint32_t kCtasAtOnce = kCtas * 132;  // of an H200
+inline constexpr int kWarpCols = 64;
+inline constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
+inline constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
+inline constexpr int kColBlocks = kTileCols / kMxBlock;  // of a tile
+inline constexpr int kRunBlocks = kRun * kColBlocks;
+static_assert(kWarps == kRowBlocks * (kTileCols / kWarpCols));
+
+__device__ inline int my_row() {
+  return warp_index() / 2 * kMxBlock + lane_index() / kWarpPatches * kPatch;
+}
+__device__ inline int my_col() {
+  return warp_index() % 2 * kWarpCols + lane_index() % kWarpPatches * kPatch;
+}
+
+// A tile as it arrives. Half a warp reads 64 bytes of two rows that are eight apart, and so from
+// the same banks; the copy engine's places are multiples of 128 bytes, which leaves no other.
+struct alignas(128) RowStage {
+  uint8_t byte[kTileRows][kTileCols];
+};
+
+// The tile of the colwise form as the copy engine takes it: every eighth column, then those after
+// them. Lines are cut into 16 bytes of two patches each, which the engine finds by an exclusive or
+// with the line; in this order of lines that keeps both directions free of bank conflicts.
+struct alignas(1024) TurnedTile {
+  uint8_t byte[kPatch][kPatchLanes][kTileRows];
+
+  __device__ uint2& piece(int j) {  // eight bytes of column j of this thread's patch
+    const int lane = my_col() / kPatch, index = my_row() / kColwisePiece ^ lane % kLineChunks;
+    return *reinterpret_cast<uint2*>(byte[j][lane] + index * kColwisePiece +
+                                     my_row() % kColwisePiece);
+  }
+  __device__ const uint4& chunk(int col, int index) const {
+    const int lane = col / kPatch;
+    return *reinterpret_cast<const uint4*>(byte[col % kPatch][lane] +
+                                           (index ^ lane % kLineChunks) * kColwisePiece);
+  }
+};
+
+// CTAs side by side that share a row of tiles, and the tiles of each.
+struct Runs {
+  uint32_t count, length;
+};
+
+struct RequantizeParams {
+  CUtensorMap qdata, turned;
+  Panels panels;
+  const e8m0* scale;
+  Block block;  // of the rowwise form
+  ScaleLayout layout;
+  int row_shift, col_shift;  // log2 of its sides
+  FormParams<Form::kColwise> colwise;
+  ScaleChoice choice;
+  int64_t alignment, row_tiles;
+  Runs runs, last_runs;  // the latter from this row of tiles on, so that CTAs end together
+  uint32_t last_row_tiles;
+};
+
+struct RequantizeStorage {
+  TurnedTile tile;
+  RowStage stage[kStages];
+  alignas(16) Peaks<bf16> columns[kRowBlocks][kPatchLanes];
+  alignas(16) uint32_t peak[kColBlocks][kRowBlocks];  // of each 32 x 32
+  alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
+  // One per 32 columns of the run; the pitch keeps rows in banks of their own.
+  alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
+  alignas(8) uint64_t arrived[kStages];
+  Place rowwise, colwise;
+  int32_t x, y;  // of the panel, where the copy engine stores it
+  RowTileSearch search;
+};
+
+// The scales of the run. Plain, or quads, of which a tile has one scale a row: two threads a row.
+__device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s,
+                                        const RowTile& at, int64_t col, int cols, int rows) {
+  constexpr int kWords = kRun / 2;  // of four scales
+  const int row = static_cast<int>(threadIdx.x / 2u), first = threadIdx.x % 2 * kWords;
+  const int64_t block = (at.row + row) >> p.row_shift,
+                first_k = (col >> p.col_shift) + (first * kTileCols >> p.col_shift);
+  const e8m0* from = p.scale + scale_index(s.rowwise, p.layout, block, first_k);
+  const int left = row < rows ? cols - first * kTileCols : 0;
+  uint32_t word[kWords] = {};
+  if (p.layout == ScaleLayout::kQuads) {
+    const bool whole = first_k % kQuad == 0;  // always, where a run is of four tiles
+    const uint32_t quad = whole && left > 0 ? *reinterpret_cast<const uint32_t*>(from) : 0;
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+      if (k * kTileCols < left) {
+        const uint32_t code =
+            whole ? quad >> 8 * k & 0xff
+                  : p.scale[scale_index(s.rowwise, p.layout, block, first_k + k)].code;
+        word[k] = code * 0x01010101u;
+      }
+  } else if (p.col_shift != kMxShift) {
+#pragma unroll
+    for (int k = 0; k < kWords; ++k)
+      if (k * kTileCols < left) word[k] = from[k].code * 0x01010101u;
+  } else if (left >= kWords * kTileCols && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
+    const uint4 four = *reinterpret_cast<const uint4*>(from);
+    word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+  } else {
+#pragma unroll
+    for (int k = 0; k < kWords * kColBlocks; ++k)
+      if (k * kMxBlock < left) word[k / 4] |= static_cast<uint32_t>(from[k].code) << 8 * (k % 4);
+  }
+#pragma unroll
+  for (int k = 0; k < kWords; ++k)
+    reinterpret_cast<uint32_t*>(s.row_code[row])[first + k] = word[k];
+}
+static_assert(kRun / 2 == kQuad && kTileCols == kQuadBlock);
+static_assert(kTileRows * 2 == kThreads && kRun / 2 * sizeof(uint32_t) == sizeof(uint4));
+
+// Swizzled: a warp a tile, of which 16 bytes are four rows' scales. All of it is there, but what is
+// outside of the panel may be anything.
+__device__ inline void load_swizzled_codes(const RequantizeParams& p, RequantizeStorage& s,
+                                           const RowTile& at, int64_t col, int cols, int rows) {
+  constexpr int kBands = sizeof(uint4) / sizeof(uint32_t), kBand = kTileRows / kBands;
+  const int tile = warp_index(), left = cols - tile * kTileCols;
+  if (left <= 0) return;
+  const e8m0* from = p.scale + s.rowwise.scale + tile * kScaleTileBytes +
+                     swizzled_index(at.row, col / kMxBlock, s.rowwise.scale_stride);
+  const uint4 four = reinterpret_cast<const uint4*>(from)[lane_index()];
+  const uint32_t word[kBands] = {four.x, four.y, four.z, four.w};
+  const int outside = max(kColBlocks - ceil_div(left, kMxBlock), 0);
+#pragma unroll
+  for (int band = 0; band < kBands; ++band) {
+    const int row = band * kBand + lane_index();
+    reinterpret_cast<uint32_t*>(s.row_code[row])[tile] =
+        row < rows ? word[band] & ~0u >> 8 * outside : 0;
+  }
+}
+static_assert(kWarps >= kRun && kTileRows / 4 == kWarp && kColBlocks == kScaleTileCols);
+
+// This thread's patch of a tile, the index-th of the run.
+__device__ inline void load_patch(RequantizeStorage& s, int stage, int index, int rows,
+                                  Patch<e4m3>& patch) {
+#pragma unroll
+  for (int i = 0; i < kPatch; ++i) {
+    const uint2 two = *reinterpret_cast<const uint2*>(&s.stage[stage].byte[my_row() + i][my_col()]);
+    patch.word[i][0] = two.x, patch.word[i][1] = two.y;
+  }
+  const uint8_t* codes = &s.row_code[my_row()][index * kColBlocks + my_col() / kMxBlock];
+#pragma unroll
+  for (int i = 0; i < kPatch / 2; ++i)
+    patch.code[i] =
+        codes[2 * i * sizeof(s.row_code[0])] | codes[(2 * i + 1) * sizeof(s.row_code[0])] << 16;
+  if (rows < kTileRows) {  // what follows is another group's
+#pragma unroll
+    for (int i = 0; i < kPatch; ++i)
+      if (my_row() + i >= rows) patch.word[i][0] = patch.word[i][1] = 0;
+  }
+}
+
+}  // namespace moxie::cuda
