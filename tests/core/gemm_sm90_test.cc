@@ -9,6 +9,7 @@
 #include "moxie/core/gemm/grouped_wgrad.h"
 #include "tests/support/arena.h"
 #include "tests/support/gemm_operands.h"
+#include "tests/support/tensors.h"
 
 namespace moxie::testing {
 namespace {
@@ -152,8 +153,7 @@ void run_wgrad(const Case& c, uint64_t seed) {
   std::vector<int32_t> ends = c.offs;
   if (ends.empty()) ends = {static_cast<int32_t>(c.rows)};
   const auto spans = spans_of(ends, c.rows);
-  const int64_t padded = c.offs.empty() ? least_padded_rows<int64_t>(c.rows, groups, 128)
-                                        : padded_rows<int64_t>(c.rows, groups, 128);
+  const int64_t padded = colwise_k(c.rows, groups_of(c.offs), 128);
   Matrix a = random_matrix(random, {1, c.n, padded}, 1, c.codes, true);
   Matrix b = random_matrix(random, {1, c.k, padded}, 32, c.codes, false);
   for (Matrix* m : {&a, &b})

@@ -15,9 +15,7 @@ Panels check(const GroupedWgradArgs& args, Backend backend) {
   MOXIE_CHECK(args.a.k_block == args.b.k_block,
               "grouped_wgrad: a and b must have as many rows per block, got ", args.a.k_block,
               " and ", args.b.k_block);
-  const int64_t padded = args.offs
-                             ? padded_rows<int64_t>(args.rows, panels.count, args.a.k_block)
-                             : least_padded_rows<int64_t>(args.rows, panels.count, args.a.k_block);
+  const int64_t padded = colwise_k(args.rows, num_groups(args.offs), args.a.k_block);
   check_shape("grouped_wgrad", "a", a, {a[0], padded});
   check_shape("grouped_wgrad", "b", b, {b[0], padded});
   check_gemm_operand("grouped_wgrad", "a", args.a);

@@ -25,11 +25,18 @@ Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment)
 
 // Rows of a buffer for groups that offs tell. No host has to know the sizes to allocate it. Of MX
 // blocks it is whole lines of memory, so that all columns of a colwise form begin alike in theirs.
-// Tokens without offs are the transpose of what the caller has, and as long as that.
 template <class Int>
 Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   const Int least = least_padded_rows(rows, num_groups, alignment);
   return alignment < kMxBlock ? least : round_up(least, Int(kMemoryLine));
+}
+
+// k of the colwise form of tokens. Without offs it is the transpose of what the caller has, and as
+// long as that.
+template <class Int>
+Int colwise_k(const Int& rows, const std::optional<Int>& num_groups, int block_rows) {
+  return num_groups ? padded_rows(rows, *num_groups, block_rows)
+                    : least_padded_rows(rows, Int(1), block_rows);
 }
 
 template <class Int>
@@ -64,9 +71,7 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   }
   const Int groups = num_groups.value_or(Int(1));
   const Int outer = rowwise ? x[0] : x[1];
-  const Int k = rowwise      ? x[1]
-                : num_groups ? padded_rows(x[0], groups, block.rows)
-                             : least_padded_rows(x[0], groups, block.rows);
+  const Int k = rowwise ? x[1] : colwise_k(x[0], num_groups, block.rows);
   auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
   if (layout == ScaleLayout::kSwizzled && num_groups) {
     // Each group starts a tile of its own, so it may need up to one tile more.
