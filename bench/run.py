@@ -64,6 +64,16 @@ def ragged_offs(rows: int, num_groups: int, device) -> torch.Tensor:
     return torch.tensor([*ends, rows], dtype=torch.int32, device=device)
 
 
+def zipf_offs(rows: int, num_groups: int, device) -> torch.Tensor:
+    """Half of the groups are empty; the sizes of the others follow Zipf's law."""
+    full = num_groups - num_groups // 2
+    shares = [1 / (i + 1) for i in range(full)]
+    sizes = [int(rows * share / sum(shares)) for share in shares] + [0] * (num_groups - full)
+    sizes[0] += rows - sum(sizes)
+    random.Random(rows * num_groups).shuffle(sizes)
+    return torch.tensor(sizes).cumsum(0).to(device=device, dtype=torch.int32)
+
+
 def like(results):
     """Outputs for the `out` overload, written once so that no page fault is left for the measurement."""
     many = isinstance(results, tuple)
@@ -96,11 +106,12 @@ class Torchao:
 class Plan:
     """Builds the benches of one shape."""
 
-    def __init__(self, shape: tuple[int, ...], num_groups: int, device: str, torchao: Torchao, wanted: list[str]):
-        self.shape, self.device, self.torchao, self.wanted = shape, device, torchao, wanted
+    def __init__(self, shape: tuple[int, ...], num_groups: int, options: argparse.Namespace, torchao: Torchao):
+        self.shape, self.device, self.torchao, self.wanted = shape, options.device, torchao, options.ops
         self.tokens = len(shape) == 2
         self.num_groups = num_groups if self.tokens else None
-        self.offs = ragged_offs(shape[0], num_groups, device) if self.tokens else None
+        offs_of = zipf_offs if options.zipf else ragged_offs
+        self.offs = offs_of(shape[0], num_groups, options.device) if self.tokens else None
         self.inputs: dict[torch.dtype, list[torch.Tensor]] = {}
         self.benches: list[Bench] = []
 
@@ -169,6 +180,7 @@ class Plan:
             wide = [moxie.quantize_rowwise(*x, block="1x128", **offs) for x in x]
             self.add("requantize", "1x128 -> 128x32", wide, cost=blocks, block="1x128", colwise_block="128x32", **offs)
             self.add_readers(x)
+            self.add_swizzle(x)
         self.add("quantize_per_row", "bf16", x, **offs)
         self.add("quantize_per_col", "bf16", x, **offs)
         padded = [moxie.pad_groups(*x, self.offs) for x in x]
@@ -192,6 +204,24 @@ class Plan:
             self.add("requantize", f"{block} -> {col} {layout}", inputs,
                      cost={"rowwise_block": block, "colwise_block": col, **layouts},
                      block=block, colwise_block=col, **layouts, **offs)
+
+    def add_swizzle(self, x: list[tuple]) -> None:
+        """Plain scales put in the order of a tensor core, beside a copy of as many bytes."""
+        for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
+            if not self.wants("swizzle_scale", form):
+                continue
+            scale = quantize(*x[0], offs=self.offs)[1]
+            count = min(32, math.ceil(2 * ROTATE_BYTES / scale.nbytes))
+            scales, held = [scale.clone() for _ in range(count)], [torch.empty_like(scale) for _ in range(count)]
+
+            # A result lives until the next of its turn, so that results rotate, too.
+            def swizzle(i, form=form, scales=scales, held=[None] * count):
+                held[i] = moxie.swizzle_scale(scales[i], offs=self.offs, form=form)
+
+            calls = {"swizzle_scale": swizzle, "copy": lambda i, to=held, scales=scales: to[i].copy_(scales[i])}
+            for op, call in calls.items():
+                self.benches.append(Bench(op, f"{form} scales", self.shape, self.num_groups,
+                                          [lambda i=i, call=call: call(i) for i in range(count)], 2 * scale.nbytes))
 
     def add_layer(self, x: list[tuple]) -> None:
         """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
@@ -319,12 +349,13 @@ def main() -> int:
     parser.add_argument("--shapes", nargs="+", type=parse_shape, help="tokens RxC or weights GxNxK")
     parser.add_argument("--ops", nargs="+", default=[], help="only lines whose op or variant holds one of these words")
     parser.add_argument("--groups", type=int, default=8, help="groups of tokens, of random sizes (default 8)")
+    parser.add_argument("--zipf", action="store_true", help="half of the groups empty, the others' sizes by Zipf's law")
     options = harness.parse_options(parser)
 
     shapes = options.shapes or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
     torchao = Torchao()
-    plan = lambda shape, groups: Plan(shape, groups, options.device, torchao, options.ops)  # noqa: E731
+    plan = lambda shape, groups: Plan(shape, groups, options, torchao)  # noqa: E731
     sets = [lambda shape=shape: plan(shape, options.groups).add_all() for shape in shapes]
     if options.device == "cuda" and not options.shapes and not options.quick:
         sets += [lambda shape=shape, groups=groups: plan(shape, groups).add_pad() for shape, groups in PAD_GRID]

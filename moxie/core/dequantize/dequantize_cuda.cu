@@ -3,6 +3,7 @@
 // each column of one is read as one piece.
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
+#include "moxie/core/sm90/l2.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -14,11 +15,13 @@ struct DequantizeParams {
   Block block;
   ScaleLayout layout;
   const e4m3* qdata;
+  int64_t qdata_stride;
   const e8m0* scale;
   int row_shift, col_shift;  // log2 of a block's sides
   T* x;
   int64_t alignment;
   Raster raster;
+  Ending ending;
 };
 
 // Colwise, of the tile at hand and the next.
@@ -210,6 +213,17 @@ struct ColwiseRun {
 
 constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kInBuffer; }
 
+constexpr uint32_t kCtasAtOnce = 3 * 132;  // of an H200
+
+// Of the first CTAs' tiles, which are about here: memory has nothing else to do while they search.
+template <class T, bool kAligned>
+__device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t tile, int64_t col) {
+  if (threadIdx.x >= kTileCols || p.qdata_stride == 0) return;
+  const int64_t line = min<int64_t>(col + threadIdx.x, p.panels.cols - 1);
+  const int64_t row = min<int64_t>(int64_t{tile} * kTileRows, p.qdata_stride - 1);
+  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + row);
+}
+
 // What registers allow.
 template <class T>
 constexpr int ctas_per_sm(Form form) {
@@ -221,8 +235,13 @@ template <class T, Form kForm, bool kAligned>
 __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_kernel(
     const __grid_constant__ DequantizeParams<T, kAligned> p) {
   auto& s = shared_storage<DequantizeStorage<kForm>>();
-  const auto [tile, run_index] = raster_at(p.raster);
+  const auto work = static_cast<uint32_t>(work_index());
+  const auto col_tiles = static_cast<uint32_t>(ceil_div<int64_t>(p.panels.cols, kTileCols));
+  const auto [tile, run_index, runs] = ending_at(p.ending, work, p.raster.runs, col_tiles);
+  const int64_t step = static_cast<int64_t>(runs) * kTileCols;
   if (tile >= p.raster.row_tiles) return;
+  if (kForm == Form::kColwise && work < kCtasAtOnce)
+    prefetch_tile(p, tile, static_cast<int64_t>(run_index) * kTileCols);
   constexpr Cut kCut = cut_of(kForm);
   const RowTile& at = find_row_tile<kCut>(p.panels, p.alignment, tile, s.search);
   const int64_t left = at.tail ? p.panels.rows - at.panel.begin : at.panel.rows;
@@ -243,7 +262,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   };
   if (at.tail) {
 #pragma unroll 1
-    for (; span.col < p.panels.cols; span.col += p.raster.step) {
+    for (; span.col < p.panels.cols; span.col += step) {
       span.cols = clip(p.panels.cols - span.col, kTileCols);
 #pragma unroll
       for (int i = 0; i < kPatch; ++i) store(i, {});
@@ -256,7 +275,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   run.load(span);
   while (span.cols > 0) {
     TileSpan next = span;
-    next.col += p.raster.step;
+    next.col += step;
     next.cols = clip(p.panels.cols - next.col, kTileCols);
     run.finish(store, [&] {
       if (next.cols > 0) run.load(next);
@@ -272,10 +291,13 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t alignment = rowwise ? 1 : args.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows, cut_of(args.form));
   const Raster raster = make_raster(panels, panels.cols, row_tiles, false, 2);
+  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
+  const int64_t surplus = panels.offs ? panels.count * 5 / 8 + 5 : 0;  // about half a tile a group
+  const Ending ending = Ending::of(row_tiles, surplus, col_tiles, kCtasAtOnce);
   const Launch how{
       .op = "dequantize",
       .stream = stream,
-      .work = raster.work(),
+      .work = ending.work(row_tiles, raster.runs, col_tiles),
       .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
                                                : sizeof(DequantizeStorage<Form::kColwise>))};
   with_format(args.x.format, [&]<class T>() {
@@ -291,12 +313,14 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
           .block = args.block,
           .layout = args.layout,
           .qdata = args.qdata.data,
+          .qdata_stride = args.qdata.dim(-1),
           .scale = args.scale.data,
           .row_shift = std::countr_zero(static_cast<unsigned>(args.block.rows)),
           .col_shift = std::countr_zero(static_cast<unsigned>(args.block.cols)),
           .x = x,
           .alignment = alignment,
-          .raster = raster};
+          .raster = raster,
+          .ending = ending};
       launch(how,
              rowwise ? dequantize_kernel<T, Form::kRowwise, kAligned>
                      : dequantize_kernel<T, Form::kColwise, kAligned>,

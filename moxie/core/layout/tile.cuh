@@ -6,6 +6,7 @@
 
 #include "moxie/core/layout/clear.cuh"
 #include "moxie/core/layout/source.cuh"
+#include "moxie/core/sm90/l2.cuh"
 
 namespace moxie::cuda {
 
@@ -24,11 +25,21 @@ struct Raster {
   int64_t work() const { return row_tiles * runs; }
 };
 
+// Up to a tile per group is there for nothing, and takes a search to find that out; and the more
+// groups, the longer a search takes. With many groups longer runs pay; with more still, even where
+// they leave few CTAs.
+inline bool has_many_groups(const Panels& panels, int64_t row_tiles) {
+  return panels.offs && panels.count * 16 > row_tiles;
+}
+inline bool has_most_groups(const Panels& panels, int64_t row_tiles) {
+  return panels.offs && panels.count * 8 > row_tiles;
+}
+
 inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
                           int64_t longest) {
-  const int64_t enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
-  // Up to a tile per group is there for nothing, and takes a search to find that out.
-  if (panels.offs && panels.count * 16 > row_tiles) longest *= 2;
+  int64_t enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
+  if (has_many_groups(panels, row_tiles)) longest *= 2;
+  if (has_most_groups(panels, row_tiles)) enough /= 2;
   const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
   const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t runs = ceil_div<int64_t>(col_tiles, length);
@@ -50,6 +61,36 @@ __device__ inline RasterAt raster_at(const Raster& raster) {
   if (!raster.rows_first) return {work / raster.runs, work % raster.runs};
   const uint32_t run = work / row_tiles;
   return {run < raster.runs ? work % row_tiles : row_tiles, run};
+}
+
+// CTAs that end together: in a few rows of tiles every tile has one of its own, as many as run at
+// once. These should be the last rows that are somebody's. With offs the number of rows of tiles is
+// an upper bound, so that it takes an estimate of how many of them are not.
+struct Ending {
+  uint32_t first_row, rows;  // of tiles
+
+  static Ending of(int64_t row_tiles, int64_t surplus, int64_t col_tiles, int64_t ctas) {
+    const int64_t rows = min(ceil_div(ctas, max<int64_t>(col_tiles, 1)), row_tiles);
+    const int64_t first = max<int64_t>(row_tiles - surplus - rows, 0);
+    return {.first_row = static_cast<uint32_t>(first), .rows = static_cast<uint32_t>(rows)};
+  }
+  int64_t work(int64_t row_tiles, int64_t runs, int64_t col_tiles) const {
+    return (row_tiles - rows) * runs + rows * col_tiles;
+  }
+};
+
+struct EndingAt {
+  uint32_t tile, run, runs;  // of so many in this row of tiles
+};
+
+__device__ inline EndingAt ending_at(const Ending& ending, uint32_t work, uint32_t runs,
+                                     uint32_t col_tiles) {
+  const uint32_t before = ending.first_row * runs, behind = before + ending.rows * col_tiles;
+  const bool ends = work >= before && work < behind;
+  const uint32_t count = ends ? col_tiles : runs;
+  const uint32_t index = work < before ? work : ends ? work - before : work - behind;
+  const uint32_t first = work < before ? 0 : ending.first_row + (ends ? 0 : ending.rows);
+  return {.tile = first + index / count, .run = index % count, .runs = count};
 }
 
 // ---- shared memory ----
@@ -76,8 +117,8 @@ struct alignas(16) ByteTile {
   __device__ void copy(int line, int index, const e4m3* from) {
     auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
     const int first = line / kPatch % 2;
-    __pipeline_memcpy_async(halves + first, from, sizeof(uint2));
-    __pipeline_memcpy_async(halves + 1 - first, from + sizeof(uint2), sizeof(uint2));
+    sm90::copy_async_8(halves + first, from);
+    sm90::copy_async_8(halves + 1 - first, from + sizeof(uint2));
   }
 
  private:
@@ -204,9 +245,15 @@ __device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
   const int64_t step = kChunkLines * out.stride;
   e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
 #pragma unroll
-  for (int i = 0; i < kTileCols; i += kChunkLines, to += step)
-    store_piece<kAligned>(to, tile.load(line + i, index),
-                          line + i < out.outer ? out.k - index * kColwisePiece : 0);
+  for (int i = 0; i < kTileCols; i += kChunkLines, to += step) {
+    const int count = line + i < out.outer ? out.k - index * kColwisePiece : 0;
+    if constexpr (kAligned) {
+      // Half of a line: the other half is that of the tile below or above.
+      if (count > 0) sm90::store_kept(to, tile.load(line + i, index));
+    } else {
+      store_piece<false>(to, tile.load(line + i, index), count);
+    }
+  }
 }
 
 // The parts of an operand that no group covers. Pieces are those of the operand's form.

@@ -94,7 +94,7 @@ struct TileScales {
       if (form.layout == ScaleLayout::kPlain) {
         store_codes(to, codes, form.k_shift == kMxShift ? inside : 1);
       } else {
-        *to = {static_cast<uint8_t>(codes)};
+        sm90::store_kept(to, static_cast<uint8_t>(codes));  // a quarter of a quad
         const int64_t block = place.first_block + (k >> form.k_shift);
         if (block + 1 == place.num_blocks)
           for (int i = 1; i < kQuad - block % kQuad; ++i) to[i] = {};

@@ -7,6 +7,7 @@
 
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/requantize/tile.cuh"
+#include "moxie/core/sm90/l2.cuh"
 #include "moxie/core/sm90/tensor_map.cuh"
 #include "moxie/core/sm90/tma.cuh"
 
@@ -60,7 +61,8 @@ __device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
                              const TurnedTile& tile, int32_t x, int32_t y) {
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
-    sm90::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0);
+    // Half of a line: the other half is that of the tile below or above.
+    sm90::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0, sm90::keep_in_l2());
     sm90::bulk_commit_group();
     return;
   }
@@ -78,7 +80,7 @@ __device__ void load_tile(const RequantizeParams& p, RequantizeStorage& s, const
   sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
   sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
                     static_cast<int32_t>(col) + index * kTileCols,
-                    static_cast<int32_t>(at.panel.begin + at.row));
+                    static_cast<int32_t>(at.panel.begin + at.row), sm90::keep_in_l2());
 }
 
 // The first tiles are on their way. kWide: blocks of the colwise form have 32 columns or more; else
@@ -132,17 +134,15 @@ __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
   auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
   const auto work = static_cast<uint32_t>(work_index());
-  const uint32_t before_last = p.last_row_tiles * p.runs.count;
-  const bool last = work >= before_last;
-  const Runs runs = last ? p.last_runs : p.runs;
-  const uint32_t index = last ? work - before_last : work, run = index % runs.count;
-  const uint32_t tile = index / runs.count + (last ? p.last_row_tiles : 0);
+  const auto all_tiles = static_cast<uint32_t>(ceil_div<int64_t>(p.panels.cols, kTileCols));
+  const auto [tile, run, runs] = ending_at(p.ending, work, p.runs.count, all_tiles);
+  const uint32_t length = runs == p.runs.count ? p.runs.length : 1;
   if (tile >= p.row_tiles) return;
-  const int64_t col = static_cast<int64_t>(run) * runs.length * kTileCols;
+  const int64_t col = static_cast<int64_t>(run) * length * kTileCols;
   if (threadIdx.x == 0) {
     // The first CTAs need about these rows, and memory has nothing else to do while they search.
     if (work < kCtasAtOnce)
-      for (uint32_t i = 0; i < min(runs.length, uint32_t{kStages}); ++i)
+      for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
         sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
                               static_cast<int32_t>(tile * kTileRows));
     for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
@@ -150,7 +150,7 @@ __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
   sm90::fence_mbarrier_init();
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
   const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
-  const int tiles = static_cast<int>(min<int64_t>(col_tiles, runs.length));
+  const int tiles = static_cast<int>(min<int64_t>(col_tiles, length));
   if (threadIdx.x == 0 && !at.tail)
     for (int i = 0; i < min(tiles, kStages); ++i) load_tile(p, s, at, col, i);
   if (threadIdx.x == kWarp) {
@@ -195,22 +195,15 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
   // CTAs that keep every SM busy to the end, and the run that was fastest: longer ones search for
   // their rows less often, but leave what lies side by side to be touched at other times.
-  // Where many tiles of rows are nobody's, searches are what counts (as in make_raster()).
   constexpr int64_t kEnough = 4096, kLongest = 4;
   static_assert(2 * kLongest <= kRun);
-  const bool many_groups = panels.offs && panels.count * 16 > row_tiles;
-  const int64_t longest = many_groups ? 2 * kLongest : kLongest;
-  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / kEnough, longest), 1);
-  const auto runs_of = [&](int64_t length) {
-    return Runs{.count = static_cast<uint32_t>(ceil_div(col_tiles, length)),
-                .length = static_cast<uint32_t>(length)};
-  };
-  // The last tiles, one for each CTA that runs at once, so that these end together. Behind them are
-  // tiles that are nobody's: with offs row_tiles is an upper bound, and half a tile per group less
-  // is what to expect.
-  const int64_t surplus = panels.offs ? panels.count / 2 + kMemoryLine / kTileRows + 2 : 0;
-  const int64_t last_row_tiles = max<int64_t>(row_tiles - surplus - kCtasAtOnce / col_tiles, 0);
-  const Runs runs = runs_of(run), last_runs = runs_of(1);
+  const int64_t longest = has_many_groups(panels, row_tiles) ? 2 * kLongest : kLongest;
+  const int64_t enough = has_most_groups(panels, row_tiles) ? kEnough / 2 : kEnough;
+  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
+  const int64_t num_runs = ceil_div(col_tiles, run);
+  const int64_t surplus =
+      panels.offs ? panels.count / 2 + kMemoryLine / kTileRows + 2 : 0;  // half a tile a group
+  const Ending ending = Ending::of(row_tiles, surplus, col_tiles, kCtasAtOnce);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
       .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
@@ -233,12 +226,11 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .choice = choice_of(args.rule),
       .alignment = alignment,
       .row_tiles = row_tiles,
-      .runs = runs,
-      .last_runs = last_runs,
-      .last_row_tiles = static_cast<uint32_t>(last_row_tiles)};
+      .runs = {.count = static_cast<uint32_t>(num_runs), .length = static_cast<uint32_t>(run)},
+      .ending = ending};
   launch({.op = "requantize",
           .stream = stream,
-          .work = last_row_tiles * runs.count + (row_tiles - last_row_tiles) * last_runs.count,
+          .work = ending.work(row_tiles, num_runs, col_tiles),
           .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
          args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>, params);
 }

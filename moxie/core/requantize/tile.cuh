@@ -66,8 +66,8 @@ struct RequantizeParams {
   FormParams<Form::kColwise> colwise;
   ScaleChoice choice;
   int64_t alignment, row_tiles;
-  Runs runs, last_runs;  // the latter from this row of tiles on, so that CTAs end together
-  uint32_t last_row_tiles;
+  Runs runs;
+  Ending ending;
 };
 
 struct RequantizeStorage {

@@ -46,6 +46,16 @@ __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
+// The same, with a policy of l2.cuh.
+__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* smem,
+                                            int32_t x, int32_t y, uint64_t l2_policy) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+      " [%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_address(smem)),
+      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y), "l"(l2_policy)
+      : "memory");
+}
+
 // The same box into the L2 cache.
 __device__ __forceinline__ void tma_prefetch_2d(const CUtensorMap* map, int32_t x, int32_t y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
@@ -63,10 +73,11 @@ __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void*
 }
 
 __device__ __forceinline__ void tma_store_3d(const CUtensorMap* map, const void* smem, int32_t x,
-                                             int32_t y, int32_t z) {
+                                             int32_t y, int32_t z, uint64_t l2_policy) {
   asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(map),
-      "r"(smem_address(smem)), "r"(x), "r"(y), "r"(z)
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint"
+      " [%0, {%2, %3, %4}], [%1], %5;" ::"l"(map),
+      "r"(smem_address(smem)), "r"(x), "r"(y), "r"(z), "l"(l2_policy)
       : "memory");
 }
 
