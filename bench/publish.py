@@ -88,29 +88,9 @@ def weights_table(report: dict) -> str:
                     [[name, *cells] for name, cells in found.items()])
 
 
-def scales_table(report: dict) -> str:
-    """swizzle_scale beside a copy of as many bytes."""
-    times = {(row["op"], row["variant"], row["shape"][1]): row["seconds"]["median"] for row in report["rows"]
-             if row["op"] in ("swizzle_scale", "copy")}
-    rows = []
-    for (op, variant, width), seconds in times.items():
-        if op == "swizzle_scale":
-            copy = times["copy", variant, width]
-            rows.append([f"{variant} of 131072 x {width}", f"{seconds * 1e6:.1f}", f"{copy * 1e6:.1f}", f"{seconds / copy:.2f}x"])
-    return table_of("The same run.", ["`swizzle_scale`", "us", "a copy of as many bytes, us", ""], rows, words=4)
-
-
 def groups_table(report: dict) -> str:
-    """Percent of a copy of ops with many groups, beside those of the same shape with few."""
-    few = {(row["op"], row["variant"], *row["shape"]): row for row in json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]}
-    rows = []
-    for row in as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in SMALL]):
-        with_few = few[row["op"], row["variant"], *row["shape"]]
-        rows.append([f"`{row['op']}` {row['variant']}", f"{100 * with_few['of_copy']:.1f}", f"{100 * row['of_copy']:.1f}",
-                     f"{with_few['of_copy'] / row['of_copy']:.2f}x"])
-    shape = " x ".join(map(str, report["rows"][0]["shape"]))
-    return table_of(f"{about(report)}. {median_of(report)}",
-                    [f"percent of a copy, {shape}", "G 8", f"G {report['rows'][0]['num_groups']}, Zipf, half empty", "time"], rows)
+    """Percent of a copy of ops with many groups, scales in the layout that is read there."""
+    return widths_table(report | {"rows": as_read_on_a_gpu(report["rows"])})
 
 
 def grouped_mm_table(report: dict) -> str:
@@ -233,7 +213,6 @@ TABLES = [
     ("docs/kernels/grouped_gemm.md", "grid", f"{GPU}/grouped_mm_grid.json", recipes_table),
     ("docs/kernels/quantize.md", "widths", f"{GPU}/ops.json", widths_table),
     ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
-    ("docs/kernels/quantize.md", "scales", f"{GPU}/ops.json", scales_table),
     ("docs/kernels/quantize.md", "groups", f"{GPU}/ops_groups.json", groups_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),

@@ -27,7 +27,9 @@ SHAPES = {
     "cpu": ["8192x5120", "8x2048x2048"],
     "cuda": ["131072x2048", "131072x5120", "131072x7168", "131072x8192", "8x8192x5120", "8x2048x7168"],
 }
-# The grids that are measured on a GPU unless shapes or ops are given: tokens that are padded, in how many groups; weights.
+# What is measured on a GPU, too, unless shapes are given: tokens whose scales are swizzled; that are padded, in how many groups;
+# weights.
+SCALES_SHAPE = (131072, 7168)
 PAD_GRID = [((16384, dim), groups) for dim in (1536, 2048, 5120, 7168) for groups in (1, 4, 8, 16)]
 WEIGHT_GRID = [(experts, *matrix) for matrix in ((8192, 5120), (7168, 2048)) for experts in (1, 8, 32)]
 TOP_K = 8  # experts of a token, where rows are permuted
@@ -45,6 +47,7 @@ class Bench:
     calls: list[Callable[[], object]]
     num_bytes: float
     peer: Callable[[], object] | None = None  # torchao's way to the same result
+    parts: int = 1  # of a call, each of num_bytes
     seconds: list[float] = dataclasses.field(default_factory=list)
     peer_seconds: list[float] = dataclasses.field(default_factory=list)
 
@@ -180,7 +183,6 @@ class Plan:
             wide = [moxie.quantize_rowwise(*x, block="1x128", **offs) for x in x]
             self.add("requantize", "1x128 -> 128x32", wide, cost=blocks, block="1x128", colwise_block="128x32", **offs)
             self.add_readers(x)
-            self.add_swizzle(x)
         self.add("quantize_per_row", "bf16", x, **offs)
         self.add("quantize_per_col", "bf16", x, **offs)
         padded = [moxie.pad_groups(*x, self.offs) for x in x]
@@ -204,24 +206,6 @@ class Plan:
             self.add("requantize", f"{block} -> {col} {layout}", inputs,
                      cost={"rowwise_block": block, "colwise_block": col, **layouts},
                      block=block, colwise_block=col, **layouts, **offs)
-
-    def add_swizzle(self, x: list[tuple]) -> None:
-        """Plain scales put in the order of a tensor core, beside a copy of as many bytes."""
-        for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
-            if not self.wants("swizzle_scale", form):
-                continue
-            scale = quantize(*x[0], offs=self.offs)[1]
-            count = min(32, math.ceil(2 * ROTATE_BYTES / scale.nbytes))
-            scales, held = [scale.clone() for _ in range(count)], [torch.empty_like(scale) for _ in range(count)]
-
-            # A result lives until the next of its turn, so that results rotate, too.
-            def swizzle(i, form=form, scales=scales, held=[None] * count):
-                held[i] = moxie.swizzle_scale(scales[i], offs=self.offs, form=form)
-
-            calls = {"swizzle_scale": swizzle, "copy": lambda i, to=held, scales=scales: to[i].copy_(scales[i])}
-            for op, call in calls.items():
-                self.benches.append(Bench(op, f"{form} scales", self.shape, self.num_groups,
-                                          [lambda i=i, call=call: call(i) for i in range(count)], 2 * scale.nbytes))
 
     def add_layer(self, x: list[tuple]) -> None:
         """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
@@ -269,6 +253,27 @@ class Plan:
                  self.torchao.unpad)
         return self.benches
 
+    def add_swizzle(self) -> list[Bench]:
+        """Plain scales put in the order of a tensor core, beside a copy of as many bytes."""
+        x = self.x()[0]
+        for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
+            if not self.wants("swizzle_scale", form):
+                continue
+            scale = quantize(x, offs=self.offs)[1]
+            offs = self.offs
+            if form == "colwise":  # ends of the groups' scales
+                sizes = torch.diff(offs, prepend=offs.new_zeros(1))
+                offs = ((sizes + 31) // 32).cumsum(0).to(torch.int32)
+            count = math.ceil(ROTATE_BYTES / scale.nbytes)
+            scales = [scale.clone() for _ in range(count)]
+            # A call goes through all buffers, as one of them takes no longer than its launch.
+            calls = {"swizzle_scale": lambda scales=scales, offs=offs, form=form: [
+                         moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales],
+                     "copy": lambda scales=scales: [scale.clone() for scale in scales]}
+            self.benches += [Bench(op, f"{form} scales", self.shape, self.num_groups, [call], 2 * scale.nbytes, parts=count)
+                             for op, call in calls.items()]
+        return self.benches
+
     def add_rules(self) -> list[Bench]:
         x = [(x,) for x in self.x()]
         for rule in ("floor", "rceil"):
@@ -314,7 +319,7 @@ def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
 
 
 def row_of(bench: Bench, copy_rate: float) -> dict:
-    seconds = harness.spread(bench.seconds)
+    seconds = harness.spread([seconds / bench.parts for seconds in bench.seconds])
     rate = bench.num_bytes / seconds["median"]
     row = {
         "op": bench.op, "variant": bench.variant, "shape": list(bench.shape), "num_groups": bench.num_groups,
@@ -358,6 +363,7 @@ def main() -> int:
     plan = lambda shape, groups: Plan(shape, groups, options, torchao)  # noqa: E731
     sets = [lambda shape=shape: plan(shape, options.groups).add_all() for shape in shapes]
     if options.device == "cuda" and not options.shapes and not options.quick:
+        sets += [lambda: plan(SCALES_SHAPE, options.groups).add_swizzle()]
         sets += [lambda shape=shape, groups=groups: plan(shape, groups).add_pad() for shape, groups in PAD_GRID]
         sets += [lambda shape=shape: plan(shape, 0).add_rules() for shape in WEIGHT_GRID]
     report = harness.begin_report("bench/run.py", options) | {"copy": None, "rows": []}
