@@ -288,7 +288,7 @@ def draw_grouped(report: dict, name: str) -> None:
         for i, (label, values) in enumerate(bars.items()):
             at = [place + (i - 1) * 0.27 for place in range(len(shapes))]
             drawn = axes.bar(at, values, width=0.25, label=label, color=("#3b6ea8", "#7fb07f", "#d9a441")[i])
-            axes.bar_label(drawn, [form.format(value) for value in values], fontsize=7, label_type="center", color="white")
+            axes.bar_label(drawn, [form.format(value) for value in values], fontsize=7, padding=-11, color="white")
         axes.set_xticks(range(len(shapes)), labels, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     left.axhline(1, color="#444444", linestyle="--", linewidth=1)
