@@ -62,7 +62,7 @@ def ops_table(report: dict) -> str:
     return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
 
-# Where a launch takes as long as the op, a rate says nothing.
+# Small: beside a copy of 1 GiB their rates say nothing.
 SMALL = ("route", "swizzle_scale", "copy")
 
 

@@ -32,7 +32,7 @@ SHAPES = {
 SCALES_SHAPE = (131072, 7168)
 PAD_GRID = [((16384, dim), groups) for dim in (1536, 2048, 5120, 7168) for groups in (1, 4, 8, 16)]
 WEIGHT_GRID = [(experts, *matrix) for matrix in ((8192, 5120), (7168, 2048)) for experts in (1, 8, 32)]
-TOP_K = 8  # experts of a token, where rows are permuted
+TOP_K, EXPERTS = 8, 64  # of a token, and of all, where rows are permuted
 QUICK_SHAPES = {"cpu": ["512x1024", "2x256x512"], "cuda": ["8192x5120", "2x2048x5120"]}
 
 
@@ -111,7 +111,7 @@ class Plan:
 
     def __init__(self, shape: tuple[int, ...], num_groups: int, options: argparse.Namespace, torchao: Torchao):
         self.shape, self.device, self.torchao, self.wanted = shape, options.device, torchao, options.ops
-        self.tokens = len(shape) == 2
+        self.tokens, self.zipf = len(shape) == 2, options.zipf
         self.num_groups = num_groups if self.tokens else None
         offs_of = zipf_offs if options.zipf else ragged_offs
         self.offs = offs_of(shape[0], num_groups, options.device) if self.tokens else None
@@ -225,25 +225,25 @@ class Plan:
             self.add("swiglu_quantize_both", variant, [(wide,)], num_bytes=2 * one + both, **kind, **offs)
             self.add("swiglu_backward_quantize_both", variant, [(*x[0], wide)], num_bytes=3 * one + 2 * both, **kind, **offs)
         tokens = rows // TOP_K
-        if tokens == 0:
+        if tokens == 0 or self.zipf:  # experts are drawn at random
             return
-        ids = torch.rand(tokens, 64, device=self.device).topk(TOP_K).indices.to(torch.int32)
-        ends, slot_of, row_of = moxie.route(ids, 64)
+        ids = torch.rand(tokens, EXPERTS, device=self.device).topk(TOP_K).indices.to(torch.int32)
+        ends, slot_of, row_of = moxie.route(ids, EXPERTS)
         some = [(x[:tokens].contiguous(),) for (x,) in x]
         weights = torch.rand(tokens, TOP_K, device=self.device)
-        self.add("route", f"{TOP_K} of 64", [(ids, 64)], num_bytes=3 * 4 * tokens * TOP_K)
+        self.add("route", f"{TOP_K} of {EXPERTS}", [(ids, EXPERTS)], num_bytes=3 * 4 * tokens * TOP_K)
         self.add("permute", f"top_k {TOP_K}", [(*x, slot_of, row_of, TOP_K) for x in some], num_bytes=2 * one)
         self.add("unpermute", f"top_k {TOP_K}, weighted", [(*x, slot_of, row_of, tokens) for x in x],
                  num_bytes=one + one // TOP_K, weights=weights)
         self.add("unpermute_weights", f"top_k {TOP_K}", [(*some[0], *x, row_of, TOP_K) for x in x],
                  num_bytes=one + one // TOP_K)
         for variant, kind in kinds.items():
-            both = self.bytes_of("quantize_both", **kind) - one
+            both = self.bytes_of("quantize_both", num_groups=EXPERTS, **kind) - one
             self.add("permute_quantize_both", variant, [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both,
                      offs=ends, **kind)
 
-    def bytes_of(self, op: str, **cost) -> float:
-        return sum(torch.ops.moxie._cost(op, list(self.shape), dtype=BF16, num_groups=self.num_groups, **cost)[1:])
+    def bytes_of(self, op: str, num_groups: int | None = None, **cost) -> float:
+        return sum(torch.ops.moxie._cost(op, list(self.shape), dtype=BF16, num_groups=num_groups or self.num_groups, **cost)[1:])
 
     def add_pad(self) -> list[Bench]:
         x = [(x, self.offs) for x in self.x()]
@@ -257,8 +257,6 @@ class Plan:
         """Plain scales put in the order of a tensor core, beside a copy of as many bytes."""
         x = self.x()[0]
         for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
-            if not self.wants("swizzle_scale", form):
-                continue
             scale = quantize(x, offs=self.offs)[1]
             offs = self.offs
             if form == "colwise":  # ends of the groups' scales
@@ -270,8 +268,9 @@ class Plan:
             calls = {"swizzle_scale": lambda scales=scales, offs=offs, form=form: [
                          moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales],
                      "copy": lambda scales=scales: [scale.clone() for scale in scales]}
-            self.benches += [Bench(op, f"{form} scales", self.shape, self.num_groups, [call], 2 * scale.nbytes, parts=count)
-                             for op, call in calls.items()]
+            written = {"swizzle_scale": moxie.swizzle_scale(scale, offs=offs, form=form).nbytes, "copy": scale.nbytes}
+            self.benches += [Bench(op, f"{form} scales", self.shape, self.num_groups, [call], scale.nbytes + written[op], parts=count)
+                             for op, call in calls.items() if self.wants(op, f"{form} scales")]
         return self.benches
 
     def add_rules(self) -> list[Bench]:
@@ -356,6 +355,8 @@ def main() -> int:
     parser.add_argument("--groups", type=int, default=8, help="groups of tokens, of random sizes (default 8)")
     parser.add_argument("--zipf", action="store_true", help="half of the groups empty, the others' sizes by Zipf's law")
     options = harness.parse_options(parser)
+    if options.groups < 1:
+        parser.error(f"--groups must be 1 or more, got {options.groups}")
 
     shapes = options.shapes or [
         parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]

@@ -213,22 +213,26 @@ struct ColwiseRun {
 
 constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kInBuffer; }
 
-constexpr uint32_t kCtasAtOnce = 3 * 132;  // of an H200
-
-// Of the first CTAs' tiles, which are about here: memory has nothing else to do while they search.
-template <class T, bool kAligned>
-__device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t tile, int64_t col) {
-  if (threadIdx.x >= kTileCols || p.qdata_stride == 0) return;
-  const int64_t line = min<int64_t>(col + threadIdx.x, p.panels.cols - 1);
-  const int64_t row = min<int64_t>(int64_t{tile} * kTileRows, p.qdata_stride - 1);
-  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + row);
-}
-
 // What registers allow.
 template <class T>
 constexpr int ctas_per_sm(Form form) {
   if (form == Form::kRowwise) return 4;
   return sizeof(T) == 2 ? 3 : 2;
+}
+
+template <class T>
+constexpr int ctas_at_once(Form form) {
+  return 132 * ctas_per_sm<T>(form);  // of an H200
+}
+
+// What the first CTAs of tokens need is about here: memory has nothing else to do while they
+// search.
+template <class T, bool kAligned>
+__device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t tile, int64_t col) {
+  if (threadIdx.x >= kTileCols || p.qdata_stride == 0 || p.panels.weights) return;
+  const int64_t line = min<int64_t>(col + threadIdx.x, p.panels.cols - 1);
+  const int64_t row = min<int64_t>(int64_t{tile} * kTileRows, p.qdata_stride - 1);
+  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + row);
 }
 
 template <class T, Form kForm, bool kAligned>
@@ -240,7 +244,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto [tile, run_index, runs] = ending_at(p.ending, work, p.raster.runs, col_tiles);
   const int64_t step = static_cast<int64_t>(runs) * kTileCols;
   if (tile >= p.raster.row_tiles) return;
-  if (kForm == Form::kColwise && work < kCtasAtOnce)
+  if (kForm == Form::kColwise && work < ctas_at_once<T>(kForm))
     prefetch_tile(p, tile, static_cast<int64_t>(run_index) * kTileCols);
   constexpr Cut kCut = cut_of(kForm);
   const RowTile& at = find_row_tile<kCut>(p.panels, p.alignment, tile, s.search);
@@ -291,16 +295,18 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t alignment = rowwise ? 1 : args.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows, cut_of(args.form));
   const Raster raster = make_raster(panels, panels.cols, row_tiles, false, 2);
-  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
-  const int64_t surplus = panels.offs ? panels.count * 5 / 8 + 5 : 0;  // about half a tile a group
-  const Ending ending = Ending::of(row_tiles, surplus, col_tiles, kCtasAtOnce);
-  const Launch how{
-      .op = "dequantize",
-      .stream = stream,
-      .work = ending.work(row_tiles, raster.runs, col_tiles),
-      .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
-                                               : sizeof(DequantizeStorage<Form::kColwise>))};
+  const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols),
+                likely = likely_row_tiles(panels, alignment, cut_of(args.form));
   with_format(args.x.format, [&]<class T>() {
+    // Colwise, where it was measured.
+    const Ending ending =
+        rowwise ? Ending{} : Ending::of(row_tiles, likely, col_tiles, ctas_at_once<T>(args.form));
+    const Launch how{
+        .op = "dequantize",
+        .stream = stream,
+        .work = ending.work(row_tiles, raster.runs, col_tiles),
+        .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
+                                                 : sizeof(DequantizeStorage<Form::kColwise>))};
     auto* x = static_cast<T*>(args.x.data);
     const bool aligned =
         is_aligned(x, panels.cols, kPatch) &&

@@ -62,6 +62,16 @@ constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t
   return panels.count * tiles_of(panels.rows, alignment);
 }
 
+// How many of those are somebody's, if no group is empty and they end anywhere: half a tile of each
+// is for nothing; cut in the buffer, padding is half a block, and where a group does not begin with
+// a tile one has a part of two.
+constexpr int64_t likely_row_tiles(const Panels& panels, int64_t alignment,
+                                   Cut cut = Cut::kAtPanels) {
+  if (!panels.offs) return panels.count * tiles_of(panels.rows, alignment);
+  const int64_t more = cut == Cut::kInBuffer ? 2 * kTileRows - alignment : kTileRows;
+  return (panels.rows + panels.count * more / 2) / kTileRows;
+}
+
 // Without offs: one panel, or weights.
 constexpr RowTile row_tile_of_equal_panels(const Panels& panels, int64_t alignment, int64_t tile) {
   const int64_t per_panel = tiles_of(panels.rows, alignment);

@@ -31,7 +31,7 @@ struct Raster {
 inline bool has_many_groups(const Panels& panels, int64_t row_tiles) {
   return panels.offs && panels.count * 16 > row_tiles;
 }
-inline bool has_most_groups(const Panels& panels, int64_t row_tiles) {
+inline bool has_very_many_groups(const Panels& panels, int64_t row_tiles) {
   return panels.offs && panels.count * 8 > row_tiles;
 }
 
@@ -39,7 +39,7 @@ inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles,
                           int64_t longest) {
   int64_t enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
   if (has_many_groups(panels, row_tiles)) longest *= 2;
-  if (has_most_groups(panels, row_tiles)) enough /= 2;
+  if (has_very_many_groups(panels, row_tiles)) enough /= 2;
   const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
   const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t runs = ceil_div<int64_t>(col_tiles, length);
@@ -64,14 +64,13 @@ __device__ inline RasterAt raster_at(const Raster& raster) {
 }
 
 // CTAs that end together: in a few rows of tiles every tile has one of its own, as many as run at
-// once. These should be the last rows that are somebody's. With offs the number of rows of tiles is
-// an upper bound, so that it takes an estimate of how many of them are not.
+// once. These should be the last rows that are somebody's, of which there is an estimate.
 struct Ending {
   uint32_t first_row, rows;  // of tiles
 
-  static Ending of(int64_t row_tiles, int64_t surplus, int64_t col_tiles, int64_t ctas) {
+  static Ending of(int64_t row_tiles, int64_t likely, int64_t col_tiles, int64_t ctas) {
     const int64_t rows = min(ceil_div(ctas, max<int64_t>(col_tiles, 1)), row_tiles);
-    const int64_t first = max<int64_t>(row_tiles - surplus - rows, 0);
+    const int64_t first = max<int64_t>(min(likely, row_tiles) - rows, 0);
     return {.first_row = static_cast<uint32_t>(first), .rows = static_cast<uint32_t>(rows)};
   }
   int64_t work(int64_t row_tiles, int64_t runs, int64_t col_tiles) const {

@@ -198,12 +198,11 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   constexpr int64_t kEnough = 4096, kLongest = 4;
   static_assert(2 * kLongest <= kRun);
   const int64_t longest = has_many_groups(panels, row_tiles) ? 2 * kLongest : kLongest;
-  const int64_t enough = has_most_groups(panels, row_tiles) ? kEnough / 2 : kEnough;
+  const int64_t enough = has_very_many_groups(panels, row_tiles) ? kEnough / 2 : kEnough;
   const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t num_runs = ceil_div(col_tiles, run);
-  const int64_t surplus =
-      panels.offs ? panels.count / 2 + kMemoryLine / kTileRows + 2 : 0;  // half a tile a group
-  const Ending ending = Ending::of(row_tiles, surplus, col_tiles, kCtasAtOnce);
+  const Ending ending =
+      Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, kCtasAtOnce);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
       .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,

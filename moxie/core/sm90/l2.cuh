@@ -5,7 +5,7 @@
 
 namespace moxie::sm90 {
 
-// The line at this address into the cache; the address must be inside an allocation.
+// What is at this address into the cache; it must be inside an allocation.
 __device__ __forceinline__ void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
