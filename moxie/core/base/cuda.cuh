@@ -23,6 +23,9 @@ inline constexpr int kWarp = 32;
 inline constexpr int kWarps = 8;
 inline constexpr int kThreads = kWarp * kWarps;  // of a CTA, unless Launch says otherwise
 
+// Of an H200: how many CTAs run at once decides only which take what, never the result.
+inline constexpr int kSms = 132;
+
 // Unsigned until the end: the remainder of a signed number takes four instructions.
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x % unsigned{kWarp}); }
 __device__ inline int warp_index() { return static_cast<int>(threadIdx.x / unsigned{kWarp}); }

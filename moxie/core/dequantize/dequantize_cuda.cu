@@ -222,7 +222,7 @@ constexpr int ctas_per_sm(Form form) {
 
 template <class T>
 constexpr int ctas_at_once(Form form) {
-  return 132 * ctas_per_sm<T>(form);  // of an H200
+  return kSms * ctas_per_sm<T>(form);
 }
 
 // What the first CTAs of tokens need is about here: memory has nothing else to do while they

@@ -11,8 +11,8 @@ namespace moxie::cuda {
 // read once.
 inline constexpr int kRun = 8;
 inline constexpr int kStages = 2;
-inline constexpr int kCtas = 3;                       // per SM: what registers allow
-inline constexpr uint32_t kCtasAtOnce = kCtas * 132;  // of an H200
+inline constexpr int kCtas = 3;  // per SM: what registers allow
+inline constexpr uint32_t kCtasAtOnce = kCtas * kSms;
 inline constexpr int kWarpCols = 64;
 inline constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
 inline constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
