@@ -1,7 +1,9 @@
-// Graphs that are replayed after offs changed: they hold pointers, not the contents of offs.
+// Offs that no host has seen: graphs that are replayed after they changed, and offs that are wrong.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
+#include <limits>
 
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/groups/groups.h"
@@ -53,6 +55,37 @@ void expect_replay(const Prepare& prepare) {
   cudaStreamDestroy(stream);
 }
 
+// Ends that decrease, are negative or past the last row give what these ends give, and never leave
+// a buffer: of up to 32 groups, where the lanes of a warp look for a CTA's rows, and of more, where
+// all threads do.
+std::vector<int32_t> rising(std::vector<int32_t> ends) {
+  int32_t most = 0;
+  for (int32_t& end : ends) end = most = std::clamp<int32_t>(end, most, kGraphRows);
+  return ends;
+}
+
+void expect_rising_ends(const Prepare& prepare) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  Random random(5);
+  for (const int64_t groups : {5, 32, 33, 100, 256, 257, 700, 1024}) {
+    std::vector<int32_t> ends(groups);
+    for (size_t i = 0; i < ends.size(); ++i)
+      ends[i] = static_cast<int32_t>(static_cast<int64_t>(i) * (kGraphRows + 40) / groups);
+    ends.back() = kGraphRows - 7;
+    const auto run = [&](const std::vector<int32_t>& offs) {
+      Arena arena(Backend::kCuda);
+      prepare(arena, arena.input(offs, {groups}))(kCuda);
+      return arena.results();
+    };
+    const auto at = static_cast<size_t>(random.below(groups));
+    for (const int32_t wrong : {-5, 0, 20, 1 << 30, std::numeric_limits<int32_t>::min()}) {
+      auto offs = ends;
+      offs[at] = wrong;
+      EXPECT_EQ(run(offs), run(rising(offs))) << groups << " groups, " << wrong << " at " << at;
+    }
+  }
+}
+
 ConstFloatView random_input(Arena& arena, int64_t cols) {
   Random random(static_cast<uint64_t>(cols));
   const auto numbers = random_values<bf16>(random, kGraphRows * cols, Data::kGaussianLike);
@@ -62,7 +95,7 @@ ConstFloatView random_input(Arena& arena, int64_t cols) {
 QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs,
                         ScaleLayout layout = ScaleLayout::kPlain) {
   const auto operand = [&](Form form, Block block) -> Operand {
-    const auto shape = operand_shape<int64_t>({kGraphRows, cols}, 4, form, block, layout);
+    const auto shape = operand_shape<int64_t>({kGraphRows, cols}, offs.dim(0), form, block, layout);
     return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
   };
   const int k = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
@@ -71,8 +104,8 @@ QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& o
           .colwise = operand(Form::kColwise, {k, 1})};
 }
 
-void expect_replay_of_quantize(ScaleLayout layout) {
-  expect_replay([layout](Arena& arena, const View<const int32_t>& offs) -> Launch {
+Prepare quantize_and_back(ScaleLayout layout) {
+  return [layout](Arena& arena, const View<const int32_t>& offs) -> Launch {
     const auto x = random_input(arena, kGraphCols);
     const auto forms = forms_for(arena, kGraphCols, offs, layout),
                again = forms_for(arena, kGraphCols, offs, layout);
@@ -97,19 +130,11 @@ void expect_replay_of_quantize(ScaleLayout layout) {
                   .x = out},
                  exec);
     };
-  });
+  };
 }
 
-TEST(Graph, QuantizeThenRequantizeAndDequantize) { expect_replay_of_quantize(ScaleLayout::kPlain); }
-TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
-  expect_replay_of_quantize(ScaleLayout::kSwizzled);
-}
-TEST(Graph, QuantizeThenRequantizeAndDequantizeQuads) {
-  expect_replay_of_quantize(ScaleLayout::kQuads);
-}
-
-TEST(Graph, FusedOps) {
-  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+Prepare fused_ops() {
+  return [](Arena& arena, const View<const int32_t>& offs) -> Launch {
     const auto h = random_input(arena, 2 * kGraphCols), da = random_input(arena, kGraphCols);
     std::vector<int32_t> slots(kGraphRows);
     for (int64_t i = 0; i < kGraphRows; ++i) slots[i] = static_cast<int32_t>(kGraphRows - 1 - i);
@@ -121,22 +146,22 @@ TEST(Graph, FusedOps) {
       swiglu_backward_quantize({.da = da, .h = h, .forms = dh}, exec);
       permute_quantize({.x = da, .slot_of = slot_of, .top_k = 1, .forms = rows}, exec);
     };
-  });
+  };
 }
 
-TEST(Graph, PadAndRowScale) {
-  expect_replay([](Arena& arena, const View<const int32_t>& offs) -> Launch {
+Prepare pad_and_row_scale() {
+  return [](Arena& arena, const View<const int32_t>& offs) -> Launch {
     const auto x = random_input(arena, kGraphCols);
-    const int64_t padded = pad_groups_rows<int64_t>(kGraphRows, 4, 32);
+    const int64_t groups = offs.dim(0), padded = pad_groups_rows(kGraphRows, groups, int64_t{32});
     const PadGroupsArgs pad{
         .x = {static_cast<const std::byte*>(x.data), {kGraphRows, kGraphCols * 2}},
         .offs = offs,
         .alignment = 32,
         .padded = arena.output<std::byte>({padded, kGraphCols * 2}),
-        .starts = arena.output<int32_t>({4}),
-        .ends = arena.output<int32_t>({4})};
+        .starts = arena.output<int32_t>({groups}),
+        .ends = arena.output<int32_t>({groups})};
     const auto operand = [&](Form form) -> RowScaleOperand {
-      const auto shape = row_scale_shape<int64_t>(x.shape, 4, form);
+      const auto shape = row_scale_shape<int64_t>(x.shape, groups, form);
       return {arena.output<e4m3>(shape.qdata), arena.output<float>(shape.scale)};
     };
     const RowScaleArgs scales{.x = x,
@@ -147,8 +172,32 @@ TEST(Graph, PadAndRowScale) {
       pad_groups(pad, exec);
       quantize_row_scale(scales, exec);
     };
-  });
+  };
 }
+
+TEST(Graph, QuantizeThenRequantizeAndDequantize) {
+  expect_replay(quantize_and_back(ScaleLayout::kPlain));
+}
+TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
+  expect_replay(quantize_and_back(ScaleLayout::kSwizzled));
+}
+TEST(Graph, QuantizeThenRequantizeAndDequantizeQuads) {
+  expect_replay(quantize_and_back(ScaleLayout::kQuads));
+}
+TEST(Graph, FusedOps) { expect_replay(fused_ops()); }
+TEST(Graph, PadAndRowScale) { expect_replay(pad_and_row_scale()); }
+
+TEST(WrongOffs, QuantizeThenRequantizeAndDequantize) {
+  expect_rising_ends(quantize_and_back(ScaleLayout::kPlain));
+}
+TEST(WrongOffs, QuantizeThenRequantizeAndDequantizeSwizzled) {
+  expect_rising_ends(quantize_and_back(ScaleLayout::kSwizzled));
+}
+TEST(WrongOffs, QuantizeThenRequantizeAndDequantizeQuads) {
+  expect_rising_ends(quantize_and_back(ScaleLayout::kQuads));
+}
+TEST(WrongOffs, FusedOps) { expect_rising_ends(fused_ops()); }
+TEST(WrongOffs, PadAndRowScale) { expect_rising_ends(pad_and_row_scale()); }
 
 }  // namespace
 }  // namespace moxie::testing

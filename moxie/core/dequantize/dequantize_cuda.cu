@@ -294,7 +294,8 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const bool rowwise = args.form == Form::kRowwise;
   const int64_t alignment = rowwise ? 1 : args.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows, cut_of(args.form));
-  const Raster raster = make_raster(panels, panels.cols, row_tiles, false, 2);
+  const Raster raster = make_raster(panels, panels.cols, row_tiles, false,
+                                    {.longest = 2, .ctas_per_sm = ctas_per_sm<bf16>(args.form)});
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols),
                 likely = likely_row_tiles(panels, alignment, cut_of(args.form));
   with_format(args.x.format, [&]<class T>() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
+#include "moxie/core/layout/check.h"
 #include "moxie/core/layout/panel.h"
 
 namespace moxie::cuda {
@@ -26,8 +27,16 @@ struct RowTile {
   bool tail;
 };
 
-struct RowTileSearch {  // in shared memory
-  int64_t end[kWarps], tiles[kWarps], padded[kWarps];
+struct TileCounts {
+  uint32_t padded, tiles;  // rows with padding, and tiles
+};
+
+struct RowTileSearch {  // in shared memory: what warps tell each other, and the result
+  int64_t end[kWarps];
+  union {
+    int64_t sum[2][kWarps];
+    TileCounts count[2][kWarps];
+  };
   RowTile found;
 };
 
@@ -134,8 +143,8 @@ __device__ Panel for_my_groups(const Panels& panels, int64_t alignment, RowTileS
   int64_t mine = 0;
   Panel before{.index = first - 1, .begin = begin, .rows = 0, .padded = 0, .tiled = 0};
   const int64_t padded = walk(before, mine, [](const Panel&, int64_t) {}).padded;
-  tiles = scan_before(mine, search.tiles, add);
-  before.padded = scan_before(padded, search.padded, add);
+  tiles = scan_before(mine, search.sum[0], add);
+  before.padded = scan_before(padded, search.sum[1], add);
   before.tiled = tiles * kTileRows;  // only where the alignment divides kTileRows, and used only so
   return walk(before, tiles, f);
 }
@@ -224,36 +233,124 @@ __device__ LaneGroups groups_of_lane(const Panels& panels, uint32_t alignment) {
   return mine;
 }
 
+// A walk over groups to a tile: what is before the next of them.
+template <Cut kCut>
+struct GroupWalk {
+  uint32_t begin;  // row
+  uint32_t tiles, padded, scale_tiles;
+
+  // Stores the tile-th tile of rows if it is one of this group's; else goes on behind it.
+  __device__ bool find(int32_t group, uint32_t rows, uint32_t aligned, uint32_t tile,
+                       RowTile& found) {
+    const uint32_t own = tiles_of_group<kCut>(padded, aligned);
+    if (tile - tiles < own) {
+      const uint32_t before = kCut == Cut::kInBuffer ? padded % kTileRows : 0;
+      found = {.panel = panel(group, rows),
+               .row = int64_t{tile - tiles} * kTileRows - before,
+               .tail = false};
+      return true;
+    }
+    begin += rows, tiles += own, padded += aligned;
+    scale_tiles += tiles_of_group<Cut::kAtPanels>(0, aligned);
+    return false;
+  }
+  // Behind all groups: the tile is no group's.
+  __device__ void find_tail(const Panels& panels, uint32_t tile, RowTile& found) const {
+    found = {.panel = panel(static_cast<int32_t>(panels.count), 0),
+             .row = int64_t{tile - tiles} * kTileRows,
+             .tail = true};
+  }
+
+ private:
+  __device__ Panel panel(int32_t index, uint32_t rows) const {
+    // tiled: only where the alignment divides kTileRows, and used only so.
+    return {.index = index,
+            .begin = begin,
+            .rows = rows,
+            .padded = padded,
+            .tiled = int64_t{scale_tiles} * kTileRows};
+  }
+};
+
 // Stores the tile-th tile of rows, if it is one of this lane's; the last lane, if it is no group's.
 template <Cut kCut>
 __device__ void find_in_lane(const Panels& panels, uint32_t alignment, uint32_t tile,
                              const LaneGroups& mine, RowTile& found) {
   const bool last = lane_index() == kWarp - 1;
   if (tile < mine.tiles || (tile >= mine.tiles + mine.own_tiles && !last)) return;
-  uint32_t begin = mine.begin, tiles = mine.tiles, padded = mine.padded,
-           scale_tiles = mine.scale_tiles;
-  const auto panel = [&](int32_t index, int64_t rows) {
-    // tiled: only where the alignment divides kTileRows, and used only so.
-    return Panel{.index = index,
-                 .begin = int64_t{begin} - rows,
-                 .rows = rows,
-                 .padded = padded,
-                 .tiled = int64_t{scale_tiles} * kTileRows};
-  };
+  GroupWalk<kCut> walk{.begin = mine.begin,
+                       .tiles = mine.tiles,
+                       .padded = mine.padded,
+                       .scale_tiles = mine.scale_tiles};
   for (int32_t g = mine.first; g < mine.last; ++g) {
-    const uint32_t rows = take_group(panels, mine, g, begin), aligned = align_up32(rows, alignment);
-    const uint32_t own = tiles_of_group<kCut>(padded, aligned);
-    if (tile - tiles < own) {
-      const uint32_t before = kCut == Cut::kInBuffer ? padded % kTileRows : 0;
-      found = {.panel = panel(g, rows),
-               .row = int64_t{tile - tiles} * kTileRows - before,
-               .tail = false};
-      return;
-    }
-    tiles += own, padded += aligned;
-    scale_tiles += tiles_of_group<Cut::kAtPanels>(0, aligned);
+    uint32_t end = walk.begin;
+    const uint32_t rows = take_group(panels, mine, g, end);
+    if (walk.find(g, rows, align_up32(rows, alignment), tile, found)) return;
   }
-  found = {.panel = panel(mine.last, 0), .row = int64_t{tile - tiles} * kTileRows, .tail = true};
+  walk.find_tail(panels, tile, found);
+}
+
+// The sums of what the threads before this one have. One barrier.
+__device__ inline TileCounts counts_before(const TileCounts& mine, TileCounts (&of_warp)[kWarps]) {
+  TileCounts before{sum_before(mine.padded), sum_before(mine.tiles)};
+  if (lane_index() == kWarp - 1)
+    of_warp[warp_index()] = {before.padded + mine.padded, before.tiles + mine.tiles};
+  __syncthreads();
+#pragma unroll
+  for (int w = 0; w < kWarps - 1; ++w)
+    if (w < warp_index()) before.padded += of_warp[w].padded, before.tiles += of_warp[w].tiles;
+  return before;
+}
+
+// The same search by all threads, kMine groups each: a lane of one warp would walk over more. False
+// where ends decrease; then nothing is found.
+template <Cut kCut, int kMine>
+__device__ bool find_by_all(const Panels& panels, uint32_t alignment, uint32_t tile,
+                            RowTileSearch& search) {
+  const int first = static_cast<int>(threadIdx.x) * kMine,
+            last = static_cast<int>(panels.count) - 1;
+  const auto end_of = [&](int group) {  // behind the last, groups without rows
+    const int32_t offs = panels.offs[min(group, last)];
+    return static_cast<uint32_t>(max<int64_t>(min<int64_t>(offs, panels.rows), 0));
+  };
+  uint32_t end[kMine + 1] = {first == 0 ? 0 : end_of(first - 1)};  // of the group before mine, too
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) end[i + 1] = end_of(first + i);
+  bool rise = true;
+#pragma unroll
+  for (int i = 0; i < kMine; ++i) rise &= end[i] <= end[i + 1];
+  if (!__syncthreads_and(rise)) return false;
+
+  const auto aligned = [&](int i) { return align_up32(end[i + 1] - end[i], alignment); };
+  TileCounts own{};
+#pragma unroll
+  for (int i = 0; i < kMine; ++i)
+    own.padded += aligned(i), own.tiles += tiles_of_group<Cut::kAtPanels>(0, aligned(i));
+  const TileCounts before = counts_before(own, search.count[0]);
+  GroupWalk<kCut> walk{
+      .begin = end[0], .tiles = before.tiles, .padded = before.padded, .scale_tiles = before.tiles};
+  if constexpr (kCut == Cut::kInBuffer) {  // tiles depend on where a group begins
+    own = {.padded = before.padded, .tiles = 0};
+#pragma unroll
+    for (int i = 0; i < kMine; ++i)
+      own.tiles += tiles_of_group<kCut>(own.padded, aligned(i)), own.padded += aligned(i);
+    walk.tiles = counts_before(own, search.count[1]).tiles;
+  }
+#pragma unroll
+  for (int i = 0; i < kMine; ++i)
+    if (walk.find(first + i, end[i + 1] - end[i], aligned(i), tile, search.found)) return true;
+  if (threadIdx.x == kThreads - 1 && tile >= walk.tiles) walk.find_tail(panels, tile, search.found);
+  return true;
+}
+
+template <Cut kCut>
+__device__ bool find_by_all(const Panels& panels, uint32_t alignment, uint32_t tile,
+                            RowTileSearch& search) {
+  constexpr int kMost = kMaxGroups / kThreads;
+  static_assert(kMaxGroups % kThreads == 0);
+  if (blockDim.x != kThreads || panels.count <= kWarp) return false;
+  return panels.count <= kThreads ? find_by_all<kCut, 1>(panels, alignment, tile, search)
+                                  : find_by_all<kCut, kMost>(panels, alignment, tile, search);
 }
 
 // The tile-th tile of rows, for all threads of the CTA, which must all call it. It is in shared
@@ -263,10 +360,10 @@ __device__ const RowTile& find_row_tile(const Panels& panels, int64_t alignment,
                                         RowTileSearch& search) {
   if (!panels.offs) {
     if (threadIdx.x == 0) search.found = row_tile_of_equal_panels(panels, alignment, tile);
-  } else if (warp_index() == 0) {
-    const auto step = static_cast<uint32_t>(alignment);
-    find_in_lane<kCut>(panels, step, static_cast<uint32_t>(tile),
-                       groups_of_lane<kCut>(panels, step), search.found);
+  } else {
+    const auto step = static_cast<uint32_t>(alignment), index = static_cast<uint32_t>(tile);
+    if (!find_by_all<kCut>(panels, step, index, search) && warp_index() == 0)
+      find_in_lane<kCut>(panels, step, index, groups_of_lane<kCut>(panels, step), search.found);
   }
   __syncthreads();
   return search.found;

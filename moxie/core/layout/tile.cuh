@@ -25,21 +25,24 @@ struct Raster {
   int64_t work() const { return row_tiles * runs; }
 };
 
-// Up to a tile per group is there for nothing, and takes a search to find that out; and the more
-// groups, the longer a search takes. With many groups longer runs pay; with more still, even where
-// they leave few CTAs.
-inline bool has_many_groups(const Panels& panels, int64_t row_tiles) {
-  return panels.offs && panels.count * 16 > row_tiles;
-}
-inline bool has_very_many_groups(const Panels& panels, int64_t row_tiles) {
-  return panels.offs && panels.count * 8 > row_tiles;
+// Up to a tile per group is there for nothing, and takes a search to find that out. With many
+// groups runs twice as long pay, even where they leave few CTAs, if other CTAs do not hide a
+// search: with two of them per SM, or where it is a long one, of more groups than a CTA has
+// threads.
+inline bool want_long_runs(const Panels& panels, int64_t row_tiles, int ctas_per_sm) {
+  return panels.offs && panels.count * 8 > row_tiles &&
+         (ctas_per_sm <= 2 || panels.count > kThreads);
 }
 
+struct RunLimits {
+  int64_t longest;  // in tiles
+  int ctas_per_sm;
+};
+
 inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
-                          int64_t longest) {
-  int64_t enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
-  if (has_many_groups(panels, row_tiles)) longest *= 2;
-  if (has_very_many_groups(panels, row_tiles)) enough /= 2;
+                          const RunLimits& limits) {
+  int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
+  if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) longest *= 2, enough /= 2;
   const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
   const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t runs = ceil_div<int64_t>(col_tiles, length);

@@ -253,8 +253,8 @@ void launch_quantize(std::string_view op, const QuantizeForms& forms, const Pane
   const int64_t alignment = forms.colwise ? forms.colwise->block.rows : 1;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
   const int64_t cols = panels.cols / Source::kParts;
-  const Raster raster =
-      make_raster(panels, cols, row_tiles, !forms.rowwise && panels.offs, Source::kLongestRun);
+  const Raster raster = make_raster(panels, cols, row_tiles, !forms.rowwise && panels.offs,
+                                    {.longest = Source::kLongestRun, .ctas_per_sm = Source::kCtas});
   const QuantizeParams<Source> params{.panels = panels,
                                       .source = source,
                                       .rowwise = form_params<Form::kRowwise>(forms.rowwise),

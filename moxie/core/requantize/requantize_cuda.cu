@@ -197,8 +197,8 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   // their rows less often, but leave what lies side by side to be touched at other times.
   constexpr int64_t kEnough = 4096, kLongest = 4;
   static_assert(2 * kLongest <= kRun);
-  const int64_t longest = has_many_groups(panels, row_tiles) ? 2 * kLongest : kLongest;
-  const int64_t enough = has_very_many_groups(panels, row_tiles) ? kEnough / 2 : kEnough;
+  const int longer = want_long_runs(panels, row_tiles, kCtas) ? 2 : 1;
+  const int64_t enough = kEnough / longer, longest = kLongest * longer;
   const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t num_runs = ceil_div(col_tiles, run);
   const Ending ending =
