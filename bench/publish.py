@@ -88,9 +88,29 @@ def weights_table(report: dict) -> str:
                     [[name, *cells] for name, cells in found.items()])
 
 
+def scales_table(report: dict) -> str:
+    """swizzle_scale beside a copy of as many bytes."""
+    times = {(row["op"], row["variant"]): row["seconds"]["median"] for row in report["rows"] if row["op"] in ("swizzle_scale", "copy")}
+    rows = []
+    for (op, variant), seconds in times.items():
+        if op == "swizzle_scale":
+            copy = times["copy", variant]
+            rows.append([variant, f"{seconds * 1e6:.1f}", f"{copy * 1e6:.1f}", f"{seconds / copy:.2f}x"])
+    return table_of("The same run.", ["`swizzle_scale`", "us", "a copy, us", "time"], rows)
+
+
 def groups_table(report: dict) -> str:
-    """Percent of a copy of ops with many groups, scales in the layout that is read there."""
-    return widths_table(report | {"rows": as_read_on_a_gpu(report["rows"])})
+    """Percent of a copy of ops with many groups, and how much slower that is than the same with few."""
+    few = {(row["op"], row["variant"], *row["shape"]): row["of_copy"] for row in json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]}
+    rows = as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in SMALL])
+    widths = list(dict.fromkeys(row["shape"][1] for row in rows))
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        slower = few[row["op"], row["variant"], *row["shape"]] / row["of_copy"]
+        found.setdefault(f"`{row['op']}` {row['variant']}", []).extend([f"{100 * row['of_copy']:.1f}", f"{100 * slower - 100:+.1f} %"])
+    head = [cell for width in widths for cell in (str(width), "slower than 8 groups")]
+    return table_of(f"{about(report)}. {median_of(report)}", ["percent of a copy, 131072 rows, 256 groups", *head],
+                    [[name, *cells] for name, cells in found.items()])
 
 
 def grouped_mm_table(report: dict) -> str:
@@ -213,6 +233,7 @@ TABLES = [
     ("docs/kernels/grouped_gemm.md", "grid", f"{GPU}/grouped_mm_grid.json", recipes_table),
     ("docs/kernels/quantize.md", "widths", f"{GPU}/ops.json", widths_table),
     ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
+    ("docs/kernels/quantize.md", "scales", f"{GPU}/ops.json", scales_table),
     ("docs/kernels/quantize.md", "groups", f"{GPU}/ops_groups.json", groups_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),

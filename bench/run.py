@@ -172,8 +172,10 @@ class Plan:
         self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
         # In the blocks of mxfp8_rceil_128 and as Hopper reads them: activations, then gradients.
         for col in ("128x32", "128x1") if self.device == "cuda" else ():
-            both = {"rowwise_block": "1x128", "colwise_block": col, "scale_layout": "quads"}
+            layout = {"scale_layout": "quads"}
+            both = {"rowwise_block": "1x128", "colwise_block": col, **layout}
             self.add("quantize_both", f"1x128 + {col} bf16 quads", x, cost=both, **both, **offs)
+            self.add("quantize_colwise", f"{col} bf16 quads", x, cost={"colwise_block": col, **layout}, block=col, **layout, **offs)
         rowwise = [moxie.quantize_rowwise(*x, **offs) for x in x]
         colwise = [(*moxie.quantize_colwise(*x, **offs), self.shape[0]) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16", rowwise, self.torchao.dequantize, **offs)
@@ -200,6 +202,9 @@ class Plan:
         wide = [moxie.quantize_rowwise(*x, block="1x128", **quads, **offs) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16 swizzled", rowwise, cost=swizzled, **swizzled, **offs)
         self.add("dequantize_colwise", "32x1 bf16 swizzled", colwise, cost=swizzled, **swizzled, **offs)
+        self.add("dequantize_rowwise", "1x128 bf16 quads", wide, cost={"rowwise_block": "1x128", **quads}, block="1x128", **quads, **offs)
+        tall = [(*moxie.quantize_colwise(*x, block="128x32", **quads, **offs), self.shape[0]) for x in x]
+        self.add("dequantize_colwise", "128x32 bf16 quads", tall, cost={"colwise_block": "128x32", **quads}, block="128x32", **quads, **offs)
         for block, col, layout, inputs in (("1x32", "32x1", "swizzled", rowwise), ("1x128", "128x32", "quads", wide),
                                            ("1x128", "128x1", "quads", wide)):
             layouts = {"from_layout": layout, "scale_layout": layout}

@@ -227,13 +227,16 @@ constexpr int ctas_at_once(Form form) {
 
 // What the first CTAs of tokens need is about here: memory has nothing else to do while they
 // search.
-template <class T, bool kAligned>
+template <Form kForm, class T, bool kAligned>
 __device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t tile, int64_t col) {
-  if (threadIdx.x >= kTileCols || p.qdata_stride == 0 || p.panels.weights) return;
-  const int64_t line = min<int64_t>(col + threadIdx.x, p.panels.cols - 1);
-  const int64_t row = min<int64_t>(int64_t{tile} * kTileRows, p.qdata_stride - 1);
-  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + row);
+  constexpr bool kRowwise = kForm == Form::kRowwise;
+  const int64_t first = int64_t{tile} * kTileRows, lines = kRowwise ? p.panels.rows : p.panels.cols;
+  if (threadIdx.x >= kTileCols || lines * p.qdata_stride == 0 || p.panels.weights) return;
+  const int64_t line = min<int64_t>((kRowwise ? first : col) + threadIdx.x, lines - 1);
+  const int64_t at = min<int64_t>(kRowwise ? col : first, p.qdata_stride - 1);
+  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + at);
 }
+static_assert(kTileRows == kTileCols);
 
 template <class T, Form kForm, bool kAligned>
 __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_kernel(
@@ -244,8 +247,8 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto [tile, run_index, runs] = ending_at(p.ending, work, p.raster.runs, col_tiles);
   const int64_t step = static_cast<int64_t>(runs) * kTileCols;
   if (tile >= p.raster.row_tiles) return;
-  if (kForm == Form::kColwise && work < ctas_at_once<T>(kForm))
-    prefetch_tile(p, tile, static_cast<int64_t>(run_index) * kTileCols);
+  if (work < ctas_at_once<T>(kForm))
+    prefetch_tile<kForm>(p, tile, static_cast<int64_t>(run_index) * kTileCols);
   constexpr Cut kCut = cut_of(kForm);
   const RowTile& at = find_row_tile<kCut>(p.panels, p.alignment, tile, s.search);
   const int64_t left = at.tail ? p.panels.rows - at.panel.begin : at.panel.rows;
@@ -299,9 +302,7 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols),
                 likely = likely_row_tiles(panels, alignment, cut_of(args.form));
   with_format(args.x.format, [&]<class T>() {
-    // Colwise, where it was measured.
-    const Ending ending =
-        rowwise ? Ending{} : Ending::of(row_tiles, likely, col_tiles, ctas_at_once<T>(args.form));
+    const Ending ending = Ending::of(row_tiles, likely, col_tiles, ctas_at_once<T>(args.form));
     const Launch how{
         .op = "dequantize",
         .stream = stream,

@@ -124,7 +124,7 @@ __device__ inline void store_column_scales(const TileScales<Form::kColwise>& sca
     for (int i = 0; i < kTileCols; i += kLines) {
       const int at = line + i;
       if (at < out.outer && block * kMxBlock < out.k && scales.begins_block(at))
-        *to = {code[block][at]};
+        sm90::store_kept(to, code[block][at]);  // an eighth of a sector
       to += (kLines >> form.outer_shift) * scales.place.scale_stride;
     }
   } else if (threadIdx.x < kTileCols) {

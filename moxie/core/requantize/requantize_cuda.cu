@@ -201,8 +201,9 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t enough = kEnough / longer, longest = kLongest * longer;
   const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
   const int64_t num_runs = ceil_div(col_tiles, run);
+  // Half as many as run at once: their tiles are a little slower.
   const Ending ending =
-      Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, kCtasAtOnce);
+      Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, kCtasAtOnce / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
       .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
