@@ -277,6 +277,7 @@ def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
                    bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
     axes.axvline(report["copy"]["gb_per_s"], color="#444444", linestyle="--", linewidth=1, zorder=0)
     axes.text(report["copy"]["gb_per_s"], -0.9, " a copy", color="#444444", fontsize=9, va="center")
+    axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("GB/s, each tensor counted once")
     axes.set_title(f"{' x '.join(map(str, rows[0]['shape']))} in {rows[0]['num_groups']} ragged groups, {where}",
