@@ -64,6 +64,7 @@ def ops_table(report: dict) -> str:
 
 # Small: beside a copy of 1 GiB their rates say nothing.
 SMALL = ("route", "swizzle_scale", "copy")
+WITHOUT_GROUPS = ("swiglu", "swiglu_backward")
 
 
 def widths_table(report: dict) -> str:
@@ -101,15 +102,17 @@ def scales_table(report: dict) -> str:
 
 def groups_table(report: dict) -> str:
     """Percent of a copy of ops with many groups, and how much slower that is than the same with few."""
-    few = {(row["op"], row["variant"], *row["shape"]): row["of_copy"] for row in json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]}
-    rows = as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in SMALL])
+    with_few = json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]
+    few = {(row["op"], row["variant"], *row["shape"]): row["of_copy"] for row in with_few}
+    rows = as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in (*SMALL, *WITHOUT_GROUPS)])
     widths = list(dict.fromkeys(row["shape"][1] for row in rows))
     found: dict[str, list[str]] = {}
     for row in rows:
         slower = few[row["op"], row["variant"], *row["shape"]] / row["of_copy"]
         found.setdefault(f"`{row['op']}` {row['variant']}", []).extend([f"{100 * row['of_copy']:.1f}", f"{100 * slower - 100:+.1f} %"])
-    head = [cell for width in widths for cell in (str(width), "slower than 8 groups")]
-    return table_of(f"{about(report)}. {median_of(report)}", ["percent of a copy, 131072 rows, 256 groups", *head],
+    head = [cell for width in widths for cell in (str(width), f"slower than {with_few[0]['num_groups']} groups")]
+    return table_of(f"{about(report)}. {median_of(report)}",
+                    [f"percent of a copy, {rows[0]['shape'][0]} rows, {rows[0]['num_groups']} groups", *head],
                     [[name, *cells] for name, cells in found.items()])
 
 

@@ -38,6 +38,7 @@ const Problem kProblems[] = {
     {"columns that no access fits", {300, 203}, {40, 41, 169, 290}},
     {"128 x 128", {128, 128}, {128}},
     {"many groups", {300, 272}, every_three_rows(70)},
+    {"hundreds of groups", {1000, 144}, every_three_rows(300)},
     {"no rows", {0, 64}, {0, 0}},
     {"no group has rows", {100, 64}, {0, 0, 0}},
     {"no offs", {200, 400}, {}},

@@ -56,8 +56,8 @@ void expect_replay(const Prepare& prepare) {
 }
 
 // Ends that decrease, are negative or past the last row give what these ends give, and never leave
-// a buffer: of up to 32 groups, where the lanes of a warp look for a CTA's rows, and of more, where
-// all threads do.
+// a buffer. With up to 32 groups the lanes of a warp look for a CTA's rows; with more, all threads
+// do, unless ends decrease.
 std::vector<int32_t> rising(std::vector<int32_t> ends) {
   int32_t most = 0;
   for (int32_t& end : ends) end = most = std::clamp<int32_t>(end, most, kGraphRows);
@@ -66,23 +66,27 @@ std::vector<int32_t> rising(std::vector<int32_t> ends) {
 
 void expect_rising_ends(const Prepare& prepare) {
   if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
-  Random random(5);
   for (const int64_t groups : {5, 32, 33, 100, 256, 257, 700, 1024}) {
     std::vector<int32_t> ends(groups);
-    for (size_t i = 0; i < ends.size(); ++i)
-      ends[i] = static_cast<int32_t>(static_cast<int64_t>(i) * (kGraphRows + 40) / groups);
-    ends.back() = kGraphRows - 7;
+    for (int64_t i = 0; i < groups; ++i)
+      ends[i] = static_cast<int32_t>((i + 1) * (kGraphRows - 7) / groups);
     const auto run = [&](const std::vector<int32_t>& offs) {
       Arena arena(Backend::kCuda);
       prepare(arena, arena.input(offs, {groups}))(kCuda);
       return arena.results();
     };
-    const auto at = static_cast<size_t>(random.below(groups));
-    for (const int32_t wrong : {-5, 0, 20, 1 << 30, std::numeric_limits<int32_t>::min()}) {
+    const auto expect_with = [&](int64_t first, int64_t last, int32_t wrong) {
       auto offs = ends;
-      offs[at] = wrong;
-      EXPECT_EQ(run(offs), run(rising(offs))) << groups << " groups, " << wrong << " at " << at;
-    }
+      std::fill(offs.begin() + first, offs.begin() + last, wrong);
+      EXPECT_EQ(run(offs), run(rising(offs)))
+          << groups << " groups, " << wrong << " from " << first << " to " << last;
+    };
+    const int64_t some = groups / 4 + 1, middle = groups / 2;
+    for (const int32_t below : {-5, std::numeric_limits<int32_t>::min()})
+      expect_with(0, some, below);
+    for (const int32_t above : {static_cast<int32_t>(kGraphRows) + 40, 1 << 30})
+      expect_with(groups - some, groups, above);
+    for (const int32_t wrong : {-5, 20, 1 << 30}) expect_with(middle, middle + 1, wrong);
   }
 }
 

@@ -66,8 +66,8 @@ __device__ inline RasterAt raster_at(const Raster& raster) {
   return {run < raster.runs ? work % row_tiles : row_tiles, run};
 }
 
-// CTAs that end together: in a few rows of tiles every tile has one of its own, as many as run at
-// once. These should be the last rows that are somebody's, of which there is an estimate.
+// CTAs that end together: in a few rows of tiles every tile has one of its own, `ctas` of them or
+// some more. These should be the last rows that are somebody's, of which there is an estimate.
 struct Ending {
   uint32_t first_row, rows;  // of tiles
 
