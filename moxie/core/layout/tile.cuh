@@ -39,13 +39,18 @@ struct RunLimits {
   int ctas_per_sm;
 };
 
-inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
+// As long as leaves enough CTAs to keep every SM busy to the end.
+inline int64_t run_length(const Panels& panels, int64_t row_tiles, int64_t col_tiles,
                           const RunLimits& limits) {
   int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
   if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) longest *= 2, enough /= 2;
+  return max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
+}
+
+inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
+                          const RunLimits& limits) {
   const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
-  const int64_t length = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
-  const int64_t runs = ceil_div<int64_t>(col_tiles, length);
+  const int64_t runs = ceil_div(col_tiles, run_length(panels, row_tiles, col_tiles, limits));
   return {.step = runs * kTileCols,
           .row_tiles = row_tiles,
           .runs = static_cast<uint32_t>(runs),

@@ -193,13 +193,12 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t alignment = args.colwise.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
-  // CTAs that keep every SM busy to the end, and the run that was fastest: longer ones search for
-  // their rows less often, but leave what lies side by side to be touched at other times.
-  constexpr int64_t kEnough = 4096, kLongest = 4;
-  static_assert(2 * kLongest <= kRun);
-  const int longer = want_long_runs(panels, row_tiles, kCtas) ? 2 : 1;
-  const int64_t enough = kEnough / longer, longest = kLongest * longer;
-  const int64_t run = max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
+  // The run that was fastest: longer ones search for their rows less often, but leave what lies
+  // side by side to be touched at other times.
+  constexpr int64_t kLongest = 4;
+  static_assert(2 * kLongest <= kRun, "want_long_runs()");
+  const int64_t run =
+      run_length(panels, row_tiles, col_tiles, {.longest = kLongest, .ctas_per_sm = kCtas});
   const int64_t num_runs = ceil_div(col_tiles, run);
   // Half as many as run at once: their tiles are a little slower.
   const Ending ending =
