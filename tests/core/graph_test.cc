@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <functional>
 #include <limits>
+#include <string>
 
 #include "moxie/core/dequantize/dequantize.h"
 #include "moxie/core/groups/groups.h"
@@ -27,7 +28,6 @@ using Launch = std::function<void(const Exec& exec)>;
 using Prepare = std::function<Launch(Arena& arena, const View<const int32_t>& offs)>;
 
 void expect_replay(const Prepare& prepare) {
-  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   const std::vector<std::vector<int32_t>> contents = {
       {10, 10, 150, 300}, {0, 0, 300, 300}, {300, 300, 300, 300}, {1, 129, 200, 257}};
   Arena captured(Backend::kCuda);
@@ -65,7 +65,6 @@ std::vector<int32_t> rising(std::vector<int32_t> ends) {
 }
 
 void expect_rising_ends(const Prepare& prepare) {
-  if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
   for (const int64_t groups : {5, 32, 33, 100, 256, 257, 700, 1024}) {
     std::vector<int32_t> ends(groups);
     for (int64_t i = 0; i < groups; ++i)
@@ -179,29 +178,30 @@ Prepare pad_and_row_scale() {
   };
 }
 
-TEST(Graph, QuantizeThenRequantizeAndDequantize) {
-  expect_replay(quantize_and_back(ScaleLayout::kPlain));
-}
-TEST(Graph, QuantizeThenRequantizeAndDequantizeSwizzled) {
-  expect_replay(quantize_and_back(ScaleLayout::kSwizzled));
-}
-TEST(Graph, QuantizeThenRequantizeAndDequantizeQuads) {
-  expect_replay(quantize_and_back(ScaleLayout::kQuads));
-}
-TEST(Graph, FusedOps) { expect_replay(fused_ops()); }
-TEST(Graph, PadAndRowScale) { expect_replay(pad_and_row_scale()); }
+struct Ops {
+  std::string name;
+  Prepare prepare;
+};
 
-TEST(WrongOffs, QuantizeThenRequantizeAndDequantize) {
-  expect_rising_ends(quantize_and_back(ScaleLayout::kPlain));
+class UnseenOffs : public ::testing::TestWithParam<Ops> {
+ protected:
+  void SetUp() override {
+    if (!has_cuda_device()) GTEST_SKIP() << "no CUDA device";
+  }
+};
+
+TEST_P(UnseenOffs, AreReadAtEveryReplayOfAGraph) { expect_replay(GetParam().prepare); }
+TEST_P(UnseenOffs, AreTakenForEndsThatRiseWhereTheyDoNot) {
+  expect_rising_ends(GetParam().prepare);
 }
-TEST(WrongOffs, QuantizeThenRequantizeAndDequantizeSwizzled) {
-  expect_rising_ends(quantize_and_back(ScaleLayout::kSwizzled));
-}
-TEST(WrongOffs, QuantizeThenRequantizeAndDequantizeQuads) {
-  expect_rising_ends(quantize_and_back(ScaleLayout::kQuads));
-}
-TEST(WrongOffs, FusedOps) { expect_rising_ends(fused_ops()); }
-TEST(WrongOffs, PadAndRowScale) { expect_rising_ends(pad_and_row_scale()); }
+
+INSTANTIATE_TEST_SUITE_P(
+    , UnseenOffs,
+    ::testing::Values(Ops{"QuantizeAndBackPlain", quantize_and_back(ScaleLayout::kPlain)},
+                      Ops{"QuantizeAndBackSwizzled", quantize_and_back(ScaleLayout::kSwizzled)},
+                      Ops{"QuantizeAndBackQuads", quantize_and_back(ScaleLayout::kQuads)},
+                      Ops{"Fused", fused_ops()}, Ops{"PadAndRowScale", pad_and_row_scale()}),
+    [](const auto& info) { return info.param.name; });
 
 }  // namespace
 }  // namespace moxie::testing
