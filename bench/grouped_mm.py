@@ -185,7 +185,7 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
         Pass(recipe, "quantize w", 0, 4.0 * b, of_w),
         Pass(recipe, "quantize dy", 0, 4.0 * rows * n, of_dy),
         Pass(recipe, "forward", flops, a + b,
-             lambda i: torch.ops.moxie.grouped_mm.quantized(*at(xq, i, 0), *at(wq, i, 0), offs, **how)),
+             lambda i: moxie.grouped_fwd(*at(xq, i, 0), *at(wq, i, 0), offs, **how)),
         Pass(recipe, "dgrad", flops, rows * (n + 2 * k) + b,
              lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, **how)),
         Pass(recipe, "wgrad", flops, rows * (n + k) + 2 * b,

@@ -3,7 +3,10 @@
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
                    base <- format <- sm90 <- layout <- simd <- the ops
-    moxie/torch    includes core's contracts, not a folder's backends.h
+    moxie/torch    includes core's contracts, not a folder's backends.h;
+                   what runs below the dispatcher (ops, plan, gemm) does not call ops through it
+    both           no room includes, in however many steps, a room that includes it: a room is a
+                   folder, or a header and source of one name
     moxie/cli      the same, and nothing of simd or sm90
     python         holds no C++
 Everywhere: includes from the repository's root, asm only in moxie/core/sm90, no std::regex, ASCII,
@@ -30,6 +33,10 @@ CORE_BELOW = {
     "simd": {"base", "format", "layout"},
     "sm90": {"base", "format"},
 }
+
+# The callers of ops through the dispatcher, and the rooms of moxie/torch that are below it.
+DISPATCHER = ("moxie/torch/ops.h", "moxie/torch/packed_ops.h", "moxie/torch/dispatch.h")
+BELOW_DISPATCHER = ("ops", "plan", "gemm")
 
 INCLUDE = re.compile(r'\s*#\s*include\s*(["<])([^">]+)[">]')
 CONDITIONAL = re.compile(r"\s*#\s*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
@@ -80,8 +87,11 @@ def check_include(path: pathlib.PurePosixPath, quote: str, name: str, on_cpu: bo
             allowed = CORE_BELOW[part] | {part}
             if name.split("/")[2] not in allowed:
                 return f"moxie/core/{part} includes of core only {', '.join(sorted(allowed))}"
-    if path.parts[:2] == ("moxie", "torch") and name.startswith("moxie/cli/"):
-        return "moxie/torch does not include moxie/cli"
+    if path.parts[:2] == ("moxie", "torch"):
+        if name.startswith("moxie/cli/"):
+            return "moxie/torch does not include moxie/cli"
+        if path.parts[2] in BELOW_DISPATCHER and name in DISPATCHER:
+            return f"moxie/torch/{path.parts[2]} is below the dispatcher and does not call through it"
     inside = name.startswith(("moxie/core/simd/", "moxie/core/sm90/"))
     if path.parts[:2] == ("moxie", "cli") and inside:
         return "moxie/cli includes core's contracts, not its insides"
@@ -114,9 +124,48 @@ def check(path: pathlib.PurePosixPath):
             yield number, "no std::regex"
 
 
+def room_of(name: str) -> str | None:
+    """moxie/core/gemm of moxie/core/gemm/tile.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
+    parts = name.split("/")
+    if parts[:2] not in (["moxie", "core"], ["moxie", "torch"]) or len(parts) < 3:
+        return None
+    return "/".join(parts[:3]) if len(parts) > 3 else name.rsplit(".", 1)[0] + ".h"
+
+
+def cycles(checked: list[pathlib.PurePosixPath]):
+    """(path, line number, broken rule): each include that closes a circle of rooms."""
+    edges: dict[str, dict[str, tuple]] = {}  # room -> room that it includes -> where
+    for path in checked:
+        room = room_of(path.as_posix())
+        if path.suffix not in CPP or room is None:
+            continue
+        for number, _, name, _ in includes((ROOT / path).read_text(errors="replace")):
+            other = room_of(name)
+            if other not in (None, room):
+                edges.setdefault(room, {}).setdefault(other, (path, number, name))
+
+    def reaches(start: str, goal: str) -> list[str]:
+        """The rooms on a way from start to goal; empty if there is none."""
+        ways, seen = [[start]], {start}
+        for way in ways:
+            if way[-1] == goal:
+                return way
+            for after in edges.get(way[-1], {}):
+                if after not in seen:
+                    seen.add(after)
+                    ways.append([*way, after])
+        return []
+
+    for room in edges:
+        for other, (path, number, name) in edges[room].items():
+            if way := reaches(other, room):
+                yield path, number, f"{name}: a circle of rooms, {' -> '.join([room, *way])}"
+
+
 def main() -> int:
     checked = files()
     broken = [f"{path}:{number}: {rule}" for path in checked for number, rule in check(path)]
+    broken += [f"{path}:{number}: {rule}" for path, number, rule in cycles(checked)]
     print("\n".join(broken + [f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
     return 1 if broken else 0
 

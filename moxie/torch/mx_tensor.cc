@@ -3,7 +3,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "moxie/core/layout/parse.h"
-#include "moxie/torch/ops.h"
+#include "moxie/torch/dispatch.h"
 #include "moxie/torch/view.h"
 
 namespace moxie {
@@ -68,5 +68,13 @@ MxTensor MxTensor::to_mx(const Tensor& x, std::string_view block, std::string_vi
 }
 
 Tensor MxTensor::dequantize() const { return Dequantize::apply(proxy, this); }
+
+Tensor ops::grouped_mm(const MxTensor& x, const Tensor& w, const ops::GroupedMmOptions& options) {
+  TORCH_CHECK_VALUE(!options.stats,
+                    "grouped_mm: stats need x before it was quantized, and x is an MxTensor");
+  return ops::dispatch<"moxie::grouped_mm.mx", Tensor>(
+      x.proxy, x.qdata, x.scale, w, options.offs, std::string_view(x.block), options.recipe,
+      options.bias, options.dtype, options.quantized_w, options.main_grad);
+}
 
 }  // namespace moxie

@@ -7,6 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "moxie/torch/ops.h"
+
 namespace moxie {
 
 struct MxTensor {
@@ -29,4 +31,11 @@ struct MxTensor {
   at::Tensor dequantize() const;  // in dtype(); differentiable
 };
 
+namespace ops {
+
+// grouped_mm of an x that is quantized already, in a block that the recipe has for activations: it
+// is multiplied as it is, and wgrad requantizes it.
+at::Tensor grouped_mm(const MxTensor& x, const at::Tensor& w, const GroupedMmOptions& options = {});
+
+}  // namespace ops
 }  // namespace moxie

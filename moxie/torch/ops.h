@@ -8,10 +8,6 @@
 #include <string_view>
 #include <tuple>
 
-namespace moxie {
-struct MxTensor;
-}
-
 namespace moxie::ops {
 
 struct QuantizeOptions {
@@ -102,10 +98,6 @@ struct GroupedMmOptions {
 // y = x w^T by groups of rows; differentiable. x [R, K], w [G, N, K] -> [R, N]
 at::Tensor grouped_mm(const at::Tensor& x, const at::Tensor& w,
                       const GroupedMmOptions& options = {});
-// x that is quantized already (mx_tensor.h), in a block that the recipe has for activations, is
-// multiplied as it is: the same y, and wgrad requantizes it.
-at::Tensor grouped_mm(const MxTensor& x, const at::Tensor& w, const GroupedMmOptions& options = {});
-
 // How tokens [T, D] become rows [R, D]: what route says. Absent: they are rows already.
 struct Permutation {
   std::optional<at::Tensor> slot_of = std::nullopt, row_of = std::nullopt;
@@ -177,9 +169,9 @@ struct GemmOptions {
   // Of the scales of tokens; swizzled on Blackwell and plain elsewhere if absent.
   std::optional<std::string_view> scale_layout = std::nullopt;
 };
-at::Tensor grouped_mm_quantized(const at::Tensor& x, const std::optional<at::Tensor>& x_scale,
-                                const at::Tensor& w, const std::optional<at::Tensor>& w_scale,
-                                const GemmOptions& options = {});
+at::Tensor grouped_fwd(const at::Tensor& x, const std::optional<at::Tensor>& x_scale,
+                       const at::Tensor& w, const std::optional<at::Tensor>& w_scale,
+                       const GemmOptions& options = {});
 at::Tensor grouped_dgrad(const at::Tensor& dy, const std::optional<at::Tensor>& dy_scale,
                          const at::Tensor& w_t, const std::optional<at::Tensor>& w_scale_t,
                          const GemmOptions& options = {});

@@ -1,10 +1,14 @@
 #include "moxie/torch/recipe.h"
 
+#include <atomic>
+
 #include "moxie/core/base/check.h"
 #include "moxie/core/layout/parse.h"
 
 namespace moxie::ops {
 namespace {
+
+std::atomic<int64_t> parse_count = 0;
 
 constexpr Recipe with_rule(ScaleRule rule, Kernels kernels = Kernels::kAuto) {
   Recipe recipe;
@@ -135,7 +139,10 @@ std::vector<std::string> recipe_names() {
   return names;
 }
 
+int64_t recipes_parsed() { return parse_count.load(); }
+
 Recipe parse_recipe(std::string_view text, std::string_view op) {
+  ++parse_count;
   const size_t colon = text.find(':');
   const Preset& preset = find_preset(text.substr(0, colon), op);
   Recipe recipe = preset.recipe;

@@ -12,7 +12,7 @@
 
 #include "moxie/core/format/block.h"
 #include "moxie/core/format/e8m0.h"
-#include "moxie/core/layout/shape.h"
+#include "moxie/torch/bits.h"
 
 namespace moxie::ops {
 
@@ -44,19 +44,51 @@ struct Recipe {
 
   bool operator==(const Recipe&) const = default;
 
+  // What a graph carries of a recipe; pack() and unpack() of bits.h.
+  template <class Self, class F>
+  static void fields(Self& self, F&& f) {
+    f(self.scaling, 2);
+    f(self.rule, 2);
+    f(self.activations);
+    f(self.weights);
+    f(self.wgrad_dy);
+    f(self.wgrad_x);
+    f(self.wgrad, 1);
+    f(self.kernels, 1);
+    f(self.keeps_dtype, 1);
+    f(self.scales_too_small, 1);
+    Out out = out_of(self.out);
+    f(out, 2);
+    if constexpr (!std::is_const_v<Self>) self.out = dtype_of(out);
+  }
+
   bool quantizes() const { return scaling != Scaling::kNone; }
   bool quantizes_wgrad() const { return quantizes() && wgrad == Wgrad::kQuantized; }
   // The block of w as dgrad contracts it: a block that is one row tall turns with the contraction,
   // any other serves both passes.
   Block weights_t() const { return weights.rows == 1 ? Block{weights.cols, 1} : weights; }
+
+ private:
+  enum class Out : uint8_t { kAsX, kBf16, kF32 };
+  static Out out_of(const std::optional<at::ScalarType>& dtype) {
+    return !dtype ? Out::kAsX : *dtype == at::kFloat ? Out::kF32 : Out::kBf16;
+  }
+  static std::optional<at::ScalarType> dtype_of(Out out) {
+    if (out == Out::kAsX) return std::nullopt;
+    return out == Out::kF32 ? at::kFloat : at::kBFloat16;
+  }
 };
 
 // Throws Error with the op, the rule and the value for a name, field or combination that is none.
+// A public call parses its recipe once, where it enters.
 Recipe parse_recipe(std::string_view text, std::string_view op);
 
 // Every field in words; parse_recipe() of it gives the recipe back.
 std::string to_text(const Recipe& recipe);
 
 std::vector<std::string> recipe_names();
+
+// How many texts this process has parsed: tests count them.
+int64_t recipes_parsed();
 
 }  // namespace moxie::ops

@@ -12,11 +12,29 @@
 // nothing: torch only functionalizes a custom op whose results alias none of its arguments.
 #include <torch/library.h>
 
+#include <string>
+#include <vector>
+
+namespace {
+
+// Ops without a gradient, as argmax has none: their results never require grad, whatever x does.
+std::vector<std::string> not_differentiable;
+// Ops that return nothing and write an argument.
+std::vector<std::string> writing;
+
+}  // namespace
+
 TORCH_LIBRARY(moxie, m) {
   // flexible_layout: ops copy what is strided themselves. (Inductor would, with a kernel over e8m0,
   // which it cannot generate.)
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
-  const auto def = [&](const char* schema) { m.def(schema, tags); };
+  const auto differentiable = [&](const char* schema) { m.def(schema, tags); };
+  const auto def = [&](const std::string& schema) {
+    m.def(schema.c_str(), tags);
+    const std::string name = schema.substr(0, schema.find('('));
+    if (schema.find("(Tensor") != schema.npos) not_differentiable.push_back(name);
+    if (schema.find("!)") != schema.npos) writing.push_back(name);
+  };
 
   // x [R, C] or [G, N, K], bf16 or f32 -> qdata as x, scale [R, C / 32] or [G, N, K / 32]
   def("quantize_rowwise(Tensor x, *, Tensor? offs=None, str block='1x32', str rule='rceil', "
@@ -78,11 +96,13 @@ TORCH_LIBRARY(moxie, m) {
 
   // x [R, C], any dtype -> padded [R + about G * alignment, C], and each group's rows in it:
   // starts, ends int32 [G]
-  def("pad_groups(Tensor x, Tensor offs, int alignment=32) -> "
+  differentiable(
+      "pad_groups(Tensor x, Tensor offs, int alignment=32) -> "
       "(Tensor padded, Tensor starts, Tensor ends)");
   def("pad_groups.out(Tensor x, Tensor offs, int alignment=32, *, Tensor(a!) padded, "
       "Tensor(b!) starts, Tensor(c!) ends) -> ()");
-  def("unpad_groups(Tensor padded, Tensor offs, Tensor starts, SymInt num_rows) -> Tensor x");
+  differentiable(
+      "unpad_groups(Tensor padded, Tensor offs, Tensor starts, SymInt num_rows) -> Tensor x");
   def("unpad_groups.out(Tensor padded, Tensor offs, Tensor starts, SymInt num_rows, *, "
       "Tensor(a!) x) -> ()");
   def("padded_offs(Tensor offs, int alignment=32) -> Tensor padded");
@@ -91,17 +111,20 @@ TORCH_LIBRARY(moxie, m) {
   // (recipe.h). x [R, K], w [G, N, K], bias [N] or [G, N], bf16 or f32 -> y [R, N], of the dtype
   // asked for, or the recipe's, or that of x. quantized_w: what quantize_weights made of w.
   // main_grad, f32 [G, N, K]: backward adds dw to it, and w gets no gradient of its own.
-  def("grouped_mm(Tensor x, Tensor w, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
+  differentiable(
+      "grouped_mm(Tensor x, Tensor w, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
       "Tensor? bias=None, ScalarType? dtype=None, Tensor[]? quantized_w=None, "
       "Tensor? main_grad=None) -> Tensor y");
   // The same with x quantized already: qdata and its plain scales, in a block that the recipe has
   // for activations. x itself has its shape and dtype and gets its gradient; its values are not
   // read.
-  def("grouped_mm.mx(Tensor x, Tensor qdata, Tensor scale, Tensor w, Tensor? offs=None, *, "
+  differentiable(
+      "grouped_mm.mx(Tensor x, Tensor qdata, Tensor scale, Tensor w, Tensor? offs=None, *, "
       "str block='1x32', str recipe='mxfp8_rceil_128', Tensor? bias=None, ScalarType? dtype=None, "
       "Tensor[]? quantized_w=None, Tensor? main_grad=None) -> Tensor y");
   // The same, with what quantization loses of each operand added to stats, f64 [6, 5] (stats.h).
-  def("grouped_mm.stats(Tensor x, Tensor w, Tensor(a!) stats, Tensor? offs=None, *, "
+  differentiable(
+      "grouped_mm.stats(Tensor x, Tensor w, Tensor(a!) stats, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor? bias=None, ScalarType? dtype=None, "
       "Tensor[]? quantized_w=None, Tensor? main_grad=None) -> Tensor y");
   // x as `part` of a product (x w x_t w_t dy dy_t; by its dims if absent) -> f64 [5]
@@ -113,12 +136,13 @@ TORCH_LIBRARY(moxie, m) {
   // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node. With
   // slot_of and row_of, x is tokens, and permute's rows of them are multiplied. x_dtype: x is
   // rounded to it first, and its gradient is not.
-  def("expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
+  differentiable(
+      "expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
       "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
       "Tensor? row_of=None, int top_k=1, ScalarType? x_dtype=None) -> Tensor y");
   // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
-  def("swiglu(Tensor h) -> Tensor a");
+  differentiable("swiglu(Tensor h) -> Tensor a");
   def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");
   // What quantize_rowwise and quantize_both make of the result of swiglu, of swiglu_backward and of
   // permute, without that result in memory.
@@ -140,17 +164,19 @@ TORCH_LIBRARY(moxie, m) {
       "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
 
   // x [T, D], weight [E, D], bf16 or f32 -> f32 [T, E]: x weight^T; differentiable
-  def("gate_logits(Tensor x, Tensor weight) -> Tensor logits");
+  differentiable("gate_logits(Tensor x, Tensor weight) -> Tensor logits");
   // scores [T, E] -> ids int32 [T, k]: the k largest of each token, equal ones by id
   def("top_k(Tensor scores, int k) -> Tensor ids");
   // ids [T, k] -> offs [E], and for R = T * k rows in order of expert, token and slot: slot_of [R],
   // the slot t * k + j that a row is a copy for, and its inverse row_of [T * k]
   def("route(Tensor ids, int num_experts) -> (Tensor offs, Tensor slot_of, Tensor row_of)");
   // x [T, D] -> rows [R, D]; differentiable in x. weights f32 [T, k] scale the rows.
-  def("permute(Tensor x, Tensor slot_of, Tensor row_of, int top_k, *, Tensor? weights=None) -> "
+  differentiable(
+      "permute(Tensor x, Tensor slot_of, Tensor row_of, int top_k, *, Tensor? weights=None) -> "
       "Tensor rows");
   // rows [R, D] -> x [T, D], the weighted sum of each token's rows; differentiable in rows, weights
-  def("unpermute(Tensor rows, Tensor slot_of, Tensor row_of, SymInt num_tokens, *, "
+  differentiable(
+      "unpermute(Tensor rows, Tensor slot_of, Tensor row_of, SymInt num_tokens, *, "
       "Tensor? weights=None) -> Tensor x");
   def("unpermute_weights(Tensor dout, Tensor rows, Tensor row_of, SymInt top_k) -> "
       "Tensor dweights");
@@ -160,9 +186,8 @@ TORCH_LIBRARY(moxie, m) {
   // scale_layout is that of the scales of tokens: if absent, swizzled on Blackwell and plain
   // elsewhere. Hopper reads quads, and puts plain ones in order first; where operands are decoded
   // it may be any. The scales of w tell theirs by their shape.
-  def("grouped_mm.quantized(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, "
-      "Tensor? offs=None, *, str recipe, Tensor? bias=None, ScalarType? dtype=None, "
-      "str? scale_layout=None) -> Tensor y");
+  def("grouped_fwd(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, Tensor? offs=None, *, "
+      "str recipe, Tensor? bias=None, ScalarType? dtype=None, str? scale_layout=None) -> Tensor y");
   def("grouped_dgrad(Tensor dy, Tensor? dy_scale, Tensor w_t, Tensor? w_scale_t, "
       "Tensor? offs=None, *, str recipe, ScalarType? dtype=None, str? scale_layout=None) -> "
       "Tensor dx");
@@ -173,6 +198,24 @@ TORCH_LIBRARY(moxie, m) {
   def("grouped_wgrad_add_(Tensor(a!) dw, Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, "
       "Tensor? x_scale_t, SymInt num_rows, Tensor? offs=None, *, str recipe, "
       "str? scale_layout=None) -> ()");
+
+  // What nodes call: the passes and the quantizers with integers in place of text (bits.h). plan is
+  // a PassPlan (plan/plan.h), spec a QuantizeSpec, RequantizeSpec or TokenScaleSpec (ops/).
+  def("grouped_mm.quantized(Tensor x, Tensor? x_scale, Tensor w, Tensor? w_scale, Tensor? offs, "
+      "int plan, *, Tensor? bias=None, ScalarType? dtype=None) -> Tensor y");
+  def("grouped_dgrad.quantized(Tensor dy, Tensor? dy_scale, Tensor w_t, Tensor? w_scale_t, "
+      "Tensor? offs, int plan, *, ScalarType? dtype=None) -> Tensor dx");
+  def("grouped_wgrad.quantized(Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, Tensor? x_scale_t, "
+      "SymInt num_rows, Tensor? offs, int plan, *, ScalarType? dtype=None) -> Tensor dw");
+  def("grouped_wgrad_add_.quantized(Tensor(a!) dw, Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, "
+      "Tensor? x_scale_t, SymInt num_rows, Tensor? offs, int plan) -> ()");
+  def("_quantize(Tensor x, Tensor? offs, int spec) -> Tensor[]");
+  def("_swiglu_quantize(Tensor h, Tensor? offs, int spec) -> Tensor[]");
+  def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec) -> Tensor[]");
+  def("_permute_quantize(Tensor x, Tensor slot_of, int top_k, Tensor? offs, int spec) -> Tensor[]");
+  def("_requantize(Tensor qdata, Tensor scale, Tensor? offs, int spec) -> Tensor[]");
+  def("_token_scale(Tensor scale, Tensor? offs, SymInt rows, SymInt cols, int spec) -> Tensor");
+  def("_dequantize_tokens(Tensor qdata, Tensor scale, int spec) -> Tensor");
   // x [R, C] -> f32 [G, C]: the rows of each group added up
   def("sum_groups(Tensor x, Tensor? offs=None) -> Tensor sums");
 
@@ -184,16 +227,33 @@ TORCH_LIBRARY(moxie, m) {
       "Tensor(b!) scale, "
       "Tensor(c!) qdata_t, Tensor(d!) scale_t) -> ()");
 
-  // Every field of a recipe in words; the names of the presets; the path a recipe takes for w
-  // [G, n, k] on a device, and why not a faster one.
+  // Every field of a recipe in words; the names of the presets; what a call would do (explain.h).
   def("_recipe(str text) -> str");
   def("_recipe_names() -> str[]");
-  def("_path(str recipe, Device device, int n, int k) -> (str path, str reason)");
-  def("_force_path(str path, *, bool gpus_only=False) -> ()");
+  def("_explain(str recipe, int n, int k, Device device, int rows, int groups, ScalarType x, "
+      "ScalarType w, bool needs_dx, bool needs_dw, bool main_grad) -> (str[] passes, int[] bytes)");
+  // For tests: recipes parsed and plans made so far; GPUs that are not there.
+  def("_counts() -> int[]");
+  def("_pretend_gpu(str kind, *, bool gpus_only=False) -> ()");
 
   // What core/cost says of a call of `op` on x of this shape: [flops, bytes read, bytes written]
   def("_cost(str op, int[] shape, *, ScalarType? dtype=None, int? num_groups=None, "
       "str rowwise_block='1x32', str colwise_block='32x1', str scale_layout='plain', "
       "str from_layout='plain', int alignment=32) -> float[]");
   def("_has_cuda() -> bool");
+}
+
+// Without these lines torch would give every result a grad_fn that warns, and no gradient.
+TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
+  for (const std::string& op : not_differentiable)
+    m.impl(op.c_str(), torch::CppFunction::makeFallthrough());
+}
+
+// torch's fallback for lazy conjugates and negatives takes what an op wrote from what it returns,
+// and these return nothing (it would write out of bounds). They resolve their inputs themselves.
+TORCH_LIBRARY_IMPL(moxie, Conjugate, m) {
+  for (const std::string& op : writing) m.impl(op.c_str(), torch::CppFunction::makeFallthrough());
+}
+TORCH_LIBRARY_IMPL(moxie, Negative, m) {
+  for (const std::string& op : writing) m.impl(op.c_str(), torch::CppFunction::makeFallthrough());
 }

@@ -76,6 +76,16 @@ void check_e8m0(const Input& input) {
       dtype == at::kByte ? "; if its bytes are e8m0, pass .view(torch.float8_e8m0fnu)" : "");
 }
 
+void check_scale(const Input& scale, Scaling scaling) {
+  const auto dtype = scale.tensor.scalar_type();
+  if (scaling == Scaling::kRow) {
+    TORCH_CHECK_TYPE(dtype == at::kFloat, scale.op, ": ", scale.name,
+                     " must be torch.float32 in this recipe, got ", dtype_name(dtype));
+  } else if (dtype != at::kByte) {
+    check_e8m0(scale);
+  }
+}
+
 void check_int32(const Input& input) {
   check_given(input);
   const auto& tensor = input.tensor;
@@ -237,6 +247,17 @@ Tensor dense(const Tensor& tensor) {
 
 OptionalTensor dense(const OptionalTensor& tensor) {
   return tensor ? std::optional(dense(*tensor)) : std::nullopt;
+}
+
+bool is_aligned(const Tensor& tensor, size_t bytes) {
+  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % bytes == 0;
+}
+
+Tensor aligned(const Tensor& tensor, size_t bytes) {
+  const Tensor as_is = dense(tensor);
+  if (is_aligned(as_is, bytes)) return as_is;
+  if (tensor.element_size() == 1) return as_is.view(at::kByte).clone().view(tensor.scalar_type());
+  return as_is.clone();
 }
 
 Shape shape_of(const Tensor& tensor) {

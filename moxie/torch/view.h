@@ -14,6 +14,7 @@
 
 #include "moxie/core/base/check.h"
 #include "moxie/core/layout/check.h"
+#include "moxie/torch/recipe.h"
 
 namespace moxie::ops {
 
@@ -21,6 +22,12 @@ using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
 using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
 using SymShape = BasicShape<c10::SymInt>;
+
+// A tensor as a pass takes it. Without a scale it is in high precision and in its natural order.
+struct Quantized {
+  Tensor data;
+  OptionalTensor scale;
+};
 
 // ---- arguments -------------------------------------------------------------------------------
 
@@ -36,6 +43,8 @@ std::string dtype_name(at::ScalarType dtype);  // as Python writes it
 void check_float(const Input& input);  // bf16 or f32
 void check_e4m3(const Input& input);   // qdata
 void check_e8m0(const Input& input);   // scale
+// e8m0, its bytes (as a weight cache under inductor has them), or f32 where rows are scaled.
+void check_scale(const Input& scale, Scaling scaling);
 void check_int32(const Input& input);  // [G]: offs, starts
 void check_matrix_or_stack(const Input& input);
 void check_device(const Input& input, const Tensor& like);
@@ -86,6 +95,10 @@ void mark_written(const std::vector<Tensor>& out);
 // Row-major, copied if need be. FP8 is copied as bytes, which torch can do on every device.
 Tensor dense(const Tensor& tensor);
 OptionalTensor dense(const OptionalTensor& tensor);
+// The same, and beginning at a multiple of so many bytes: TMA and torch's kernels load 16 at a
+// time.
+Tensor aligned(const Tensor& tensor, size_t bytes = 16);
+bool is_aligned(const Tensor& tensor, size_t bytes = 16);
 
 Shape shape_of(const Tensor& tensor);
 

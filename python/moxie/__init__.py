@@ -33,6 +33,7 @@ from moxie.gemm import (
     WeightCache,
     expert_mlp,
     grouped_dgrad,
+    grouped_fwd,
     grouped_mm,
     grouped_wgrad,
     grouped_wgrad_add_,
@@ -48,6 +49,7 @@ from moxie.fused import (
 )
 from moxie.moe import gate_logits, permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.recipe import Recipe, recipe_names
+from moxie.explain import Explanation, explain
 from moxie.stats import quantization_stats, sqnr
 from moxie.config import (
     FP8GroupedMMConfig,
@@ -71,6 +73,7 @@ __version__ = "0.1.0"
 __all__ = [
     "FP8GroupedMMConfig",
     "FP8GroupedMMRecipe",
+    "Explanation",
     "FqnToConfig",
     "GroupedMMConfig",
     "KernelPreference",
@@ -87,8 +90,10 @@ __all__ = [
     "dequantize_colwise",
     "dequantize_rowwise",
     "expert_mlp",
+    "explain",
     "gate_logits",
     "grouped_dgrad",
+    "grouped_fwd",
     "grouped_mm",
     "grouped_wgrad",
     "grouped_wgrad_add_",

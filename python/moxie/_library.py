@@ -4,6 +4,7 @@ import os
 import pathlib
 
 import torch
+import torch.compiler.config
 
 _OLDEST, _END = (2, 11), (2, 14)  # cmake/find_torch.cmake has the same range
 
@@ -35,6 +36,16 @@ def load() -> None:
         raise ImportError(
             f"{path} does not load into torch {torch.__version__}. It was probably built for another torch; build it "
             f"again with this one. The loader says: {error}") from error
+    _tag_compile_cache(path)
+
+
+def _tag_compile_cache(path: pathlib.Path) -> None:
+    """torch.compile caches graphs on disk and knows nothing of our library: one of another build could call an op that has
+    changed since. The tag is part of every key of that cache.
+    """
+    file = path.stat()
+    config = torch.compiler.config
+    config.cache_key_tag = ";".join(filter(None, (config.cache_key_tag, f"moxie-{file.st_size}-{file.st_mtime_ns}")))
 
 
 load()

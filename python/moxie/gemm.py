@@ -116,10 +116,33 @@ def quantize_weights(
 
 
 # ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
-# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). A forward pass on quantized operands is
-# torch.ops.moxie.grouped_mm.quantized. Not differentiable; `dtype` is that of the result, bf16 if None. `scale_layout` is that
+# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). Not differentiable; `dtype` is that of the result, bf16 if None. `scale_layout` is that
 # of the scales of tokens: if None, swizzled where Blackwell multiplies, else plain. Hopper reads quads, and puts plain ones in
 # order first; where operands are decoded it may be any.
+
+
+def grouped_fwd(
+    x: Tensor,
+    x_scale: Optional[Tensor],
+    w: Tensor,
+    w_scale: Optional[Tensor],
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe,
+    bias: Optional[Tensor] = None,
+    dtype: Optional[torch.dtype] = None,
+    scale_layout: Optional[ScaleLayout] = None,
+) -> Tensor:
+    """y [R, N] = x w^T, from the rowwise forms of both.
+
+    >>> x, w = torch.randn(8, 32), torch.randn(1, 64, 32)
+    >>> qdata, scale, _, _ = moxie.quantize_weights(w, recipe="mxfp8_rceil")
+    >>> y = moxie.grouped_fwd(*moxie.quantize_rowwise(x), qdata, scale, recipe="mxfp8_rceil", dtype=torch.float32)
+    >>> torch.equal(y, moxie.grouped_mm(x, w, recipe="mxfp8_rceil"))
+    True
+    """
+    return _ops.grouped_fwd(
+        x, x_scale, w, w_scale, offs, recipe=str(recipe), bias=bias, dtype=dtype, scale_layout=scale_layout)
 
 
 def grouped_dgrad(

@@ -84,15 +84,6 @@ def bounds(problem: Problem) -> list[tuple[int, int]]:
 # ---- operands, decoded -----------------------------------------------------------------------------------------------------
 
 
-def saves_colwise(recipe: moxie.Recipe, rows: int, groups: int) -> bool:
-    """Whether wgrad reads x as it was quantized from x itself, or from its rowwise form."""
-    if recipe.scaling != "block" or recipe.wgrad_with_hp:
-        return True  # without blocks what is kept makes no difference
-    block = block_shape(recipe.wgrad_x)[0]
-    least = (rows + groups * (block - 1)) // block * block
-    return least <= (rows * 109 // 100 if block == 128 else rows * 64 // 33)
-
-
 def transposed(block: str) -> str:
     """The block of w as dgrad contracts it."""
     rows, cols = block_shape(block)
@@ -146,7 +137,7 @@ def decoded_operands(problem: Problem, recipe: moxie.Recipe, dy: torch.Tensor) -
             return moxie.dequantize_colwise(*form, tensor.shape[-2], offs=offs, block=block, dtype=f32)
 
         act = recipe.activations
-        seen = x if saves_colwise(recipe, len(x), len(w)) else rowwise(x, act, offs)
+        seen = x
         out = Operands(rowwise(x, act, offs), rowwise(w, recipe.weights, None), rowwise(dy, act, offs),
                        colwise(w, transposed(recipe.weights), None),
                        colwise(dy, recipe.wgrad_dy, offs), colwise(seen, recipe.wgrad_x, offs))
@@ -235,10 +226,9 @@ def decoded_product(problem: Problem, recipe: str) -> Results:
     x, dy = (rowwise(t, fields.activations, offs=offs) for t in (problem.x, problem.dy))
     x_t, dy_t = problem.x, problem.dy
     if not fields.wgrad_with_hp:
-        kept = saves_colwise(fields, rows, 1 if offs is None else len(offs))
-        x_t, dy_t = colwise(x_t if kept else x, fields.wgrad_x, offs=offs), colwise(dy_t, fields.wgrad_dy, offs=offs)
+        x_t, dy_t = colwise(x_t, fields.wgrad_x, offs=offs), colwise(dy_t, fields.wgrad_dy, offs=offs)
     multiply = {"recipe": "bf16", "dtype": torch.bfloat16}
-    return Results(torch.ops.moxie.grouped_mm.quantized(x, None, w, None, offs, **multiply),
+    return Results(moxie.grouped_fwd(x, None, w, None, offs, **multiply),
                    torch.ops.moxie.grouped_dgrad(dy, None, w_t, None, offs, **multiply),
                    torch.ops.moxie.grouped_wgrad(dy_t, None, x_t, None, rows, offs, **multiply))
 
@@ -249,13 +239,13 @@ def assert_same_results(actual, expected, what="") -> None:
 
 
 @contextlib.contextmanager
-def forced_path(name: str, stand_in: Callable) -> Iterator[list]:
-    """Calls take this path, and on a CPU torch's grouped product is stand_in(calls, ...); gives `calls`, to which that may add."""
+def pretended_gpu(kind: str, stand_in: Callable) -> Iterator[list]:
+    """Kernels are chosen as on this GPU, and on a CPU torch's grouped product is stand_in(calls, ...), which may add to `calls`."""
     calls, library = [], torch.library.Library("aten", "IMPL")
     library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
-    torch.ops.moxie._force_path(name)
+    torch.ops.moxie._pretend_gpu(kind)
     try:
         yield calls
     finally:
-        torch.ops.moxie._force_path("")
+        torch.ops.moxie._pretend_gpu("")
         library._destroy()

@@ -316,7 +316,7 @@ CASES = [
     Case("permute_quantize_both", lambda device, rows: _fused(device, 2 * rows, *_routed(device, rows)[:2], 2)),
     Case("unpermute", _unpermute),
     Case("unpermute_weights", _unpermute_weights),
-    Case("grouped_mm-quantized", _forward, overload="quantized"),
+    Case("grouped_fwd", _forward),
     Case("grouped_dgrad", _dgrad),
     Case("grouped_wgrad", _wgrad),
     Case("grouped_wgrad-swizzled", _wgrad_swizzled),

@@ -341,7 +341,7 @@ def test_a_cache_says_how_many_bytes_it_takes(device):
                            ("fp8_rowwise", 4 * 4 * (256 + 384))):
         cache = moxie.WeightCache(w, recipe=recipe)
         assert cache.nbytes >= 2 * w.numel() + scales
-        path = torch.ops.moxie._path(recipe, w.device, 256, 384)[0]
+        path = moxie.explain(recipe, 256, 384, device=w.device).forward.kernel
         if path == "sm90":  # four along k, of which there are three and two
             scales = 4 * (2 * 4 + 3 * 4)
         if path != "sm100":  # whose scales are repeated

@@ -108,16 +108,16 @@ def test_a_bad_cache_is_refused_before_backward(name):
 
 ops = torch.ops.moxie
 BAD_PASSES = {
-    "grouped_mm-dims": (ops.grouped_mm.quantized, (X8[0][0], X8[1], *W8[:2], OFFS), ValueError, "x must have 2 dims, got 1"),
-    "grouped_mm-scale": (ops.grouped_mm.quantized, (X8[0], X8[1][:5], *W8[:2], OFFS), ValueError,
+    "grouped_fwd-dims": (moxie.grouped_fwd, (X8[0][0], X8[1], *W8[:2], OFFS), ValueError, "x must have 2 dims, got 1"),
+    "grouped_fwd-scale": (moxie.grouped_fwd, (X8[0], X8[1][:5], *W8[:2], OFFS), ValueError,
                          "x_scale must be [70, 3], got [5, 3]"),
-    "grouped_mm-scale-dtype": (ops.grouped_mm.quantized, (X8[0], torch.zeros(70, 3), *W8[:2], OFFS), TypeError,
+    "grouped_fwd-scale-dtype": (moxie.grouped_fwd, (X8[0], torch.zeros(70, 3), *W8[:2], OFFS), TypeError,
                                "x_scale must be torch.float8_e8m0fnu, got torch.float32"),
-    "grouped_mm-no-scale": (ops.grouped_mm.quantized, (X8[0], None, *W8[:2], OFFS), TypeError,
+    "grouped_fwd-no-scale": (moxie.grouped_fwd, (X8[0], None, *W8[:2], OFFS), TypeError,
                             "x must be torch.bfloat16 or torch.float32, got torch.float8_e4m3fn"),
-    "grouped_mm-columns": (ops.grouped_mm.quantized, (*DY8[:2], *W8[:2], OFFS), ValueError,
+    "grouped_fwd-columns": (moxie.grouped_fwd, (*DY8[:2], *W8[:2], OFFS), ValueError,
                            "x must have the 96 columns that w contracts, got 64"),
-    "grouped_mm-groups": (ops.grouped_mm.quantized, (*X8[:2], *W8[:2], OFFS[:2]), ValueError, "w has 3 matrices for 2 groups"),
+    "grouped_fwd-groups": (moxie.grouped_fwd, (*X8[:2], *W8[:2], OFFS[:2]), ValueError, "w has 3 matrices for 2 groups"),
     "grouped_dgrad-columns": (ops.grouped_dgrad, (*X8[:2], *W8[2:], OFFS), ValueError,
                               "dy must have the 64 columns that w contracts, got 96"),
     "grouped_dgrad-scale": (ops.grouped_dgrad, (*DY8[:2], W8[2], W8[1], OFFS), ValueError,
@@ -160,9 +160,9 @@ def test_scales_may_come_as_bytes(device):
     """As the buffers of a cache are under inductor, which lets no op write e8m0."""
     to = lambda form: [t.to(device) for t in form]  # noqa: E731
     x, w, ends = to(X8[:2]), to(W8[:2]), OFFS.to(device)
-    expected = ops.grouped_mm.quantized(*x, *w, ends, **RECIPE)
+    expected = moxie.grouped_fwd(*x, *w, ends, **RECIPE)
     as_codes = [w[0], w[1].view(torch.uint8)]
-    assert_same_bytes(ops.grouped_mm.quantized(x[0], x[1].view(torch.uint8), *as_codes, ends, **RECIPE), expected)
+    assert_same_bytes(moxie.grouped_fwd(x[0], x[1].view(torch.uint8), *as_codes, ends, **RECIPE), expected)
     assert as_codes[1].dtype == torch.uint8 and e8m0(as_codes[1].cpu()).shape == (3, 64, 3)
 
 

@@ -1,4 +1,4 @@
-"""The layouts of scales where operands are decoded. While that path is forced, a CPU has those of a GPU.
+"""The layouts of scales where operands are decoded. A CPU that is taken for a GPU has those of a GPU.
 
 Layout moves bytes and changes no number: each pass must give the bytes of the bf16 product of what plain scales decode to.
 """
@@ -19,16 +19,16 @@ ops = torch.ops.moxie
 BY_32 = ["mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_32x32", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_even",
          "broken_scales:activations=1x32,weights=1x32,wgrad_dy=32x1,wgrad_x=32x32"]
 OTHERS = ["mxfp8_rceil_128", "mxfp8_rceil:wgrad_dy=128x1,wgrad_x=128x1", "fp8_rowwise", "bf16"]
-LARGE, SMALL = [170, 0, 300, 90], [37, 0, 5, 11, 2]  # x is kept colwise, and rowwise
+LARGE, SMALL = [170, 0, 300, 90], [37, 0, 5, 11, 2]
 
 
 @contextlib.contextmanager
 def as_on_a_gpu():
-    ops._force_path("emulated")
+    ops._pretend_gpu("other")
     try:
         yield
     finally:
-        ops._force_path("")
+        ops._pretend_gpu("")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_a_cpu_has_plain_ones(recipe):
 def test_traced_tensors_of_a_gpu_have_its_layout(recipe):
     """Meta kernels are told that they are on no device."""
     problem = gaussian(LARGE, 64, 96)
-    ops._force_path("emulated", gpus_only=True)
+    ops._pretend_gpu("other", gpus_only=True)
     try:
         assert moxie.quantize_weights(problem.w, recipe=recipe)[1].dim() == 3
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -74,7 +74,7 @@ def test_traced_tensors_of_a_gpu_have_its_layout(recipe):
                     assert moxie.grouped_mm(x, w, offs, recipe=recipe).shape == problem.dy.shape
                     assert moxie.expert_mlp(x, w, w2, offs, recipe=recipe).shape == x.shape
     finally:
-        ops._force_path("")
+        ops._pretend_gpu("")
 
 
 # ---- the same bytes --------------------------------------------------------------------------------------------------------
@@ -182,14 +182,14 @@ def test_a_cache_may_be_used_and_refreshed_where_it_was_not_filled(recipe):
         torch.testing.assert_close(actual, expected, rtol=2.0**-7, atol=2.0**-18 * scale)
 
 
-@pytest.mark.parametrize("forced", ("", "emulated"))
-def test_the_passes_take_plain_scales_unless_told_otherwise(forced):
+@pytest.mark.parametrize("gpu", ("", "other"))
+def test_the_passes_take_plain_scales_unless_told_otherwise(gpu):
     recipe, problem = "mxfp8_rceil", varied(LARGE)
     offs, rows = problem.offs, len(problem.x)
     forms = {layout: [moxie.quantize_both(t, offs=offs, scale_layout=layout) for t in (problem.x, problem.dy)]
              for layout in ("plain", "swizzled")}
     weights = {layout: moxie.quantize_both(problem.w, scale_layout=layout) for layout in ("plain", "swizzled")}
-    ops._force_path(forced)
+    ops._pretend_gpu(gpu)
     try:
         expected = decoded_product(problem, recipe)
         for layout, (x, dy) in forms.items():
@@ -197,7 +197,7 @@ def test_the_passes_take_plain_scales_unless_told_otherwise(forced):
             for of_w, w in weights.items():
                 if layout == of_w == "plain":
                     continue  # a CPU multiplies those panel by panel
-                assert_same_bytes(ops.grouped_mm.quantized(*x[:2], *w[:2], offs, **said), expected.y)
+                assert_same_bytes(moxie.grouped_fwd(*x[:2], *w[:2], offs, **said), expected.y)
                 assert_same_bytes(moxie.grouped_dgrad(*dy[:2], *w[2:], offs, **said), expected.dx)
             dw = moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, dtype=torch.float32, **said)
             added = torch.zeros_like(dw)
@@ -205,20 +205,20 @@ def test_the_passes_take_plain_scales_unless_told_otherwise(forced):
             assert_same_bytes(added, dw)
             torch.testing.assert_close(dw, expected.dw.float(), rtol=2.0**-7, atol=2.0**-16 * dw.abs().max().item())
     finally:
-        ops._force_path("")
+        ops._pretend_gpu("")
 
 
 def test_a_path_with_a_gemm_takes_its_own_layout_alone():
     problem = gaussian(LARGE, 64, 96)
     x, w = moxie.quantize_both(problem.x, offs=problem.offs), moxie.quantize_both(problem.w)
-    call = lambda **said: ops.grouped_mm.quantized(*x[:2], *w[:2], problem.offs, recipe="mxfp8_rceil", **said)  # noqa: E731
-    with pytest.raises(ValueError, match="grouped_mm: scale_layout must be plain, swizzled or quads, got 'tiled'"):
+    call = lambda **said: moxie.grouped_fwd(*x[:2], *w[:2], problem.offs, recipe="mxfp8_rceil", **said)  # noqa: E731
+    with pytest.raises(ValueError, match="grouped_fwd: scale_layout must be plain, swizzled or quads, got 'tiled'"):
         call(scale_layout="tiled")
-    with pytest.raises(ValueError, match=r"grouped_mm: x_scale must be \[1072, 4\], got \[560, 3\]"):
+    with pytest.raises(ValueError, match=r"grouped_fwd: x_scale must be \[1072, 4\], got \[560, 3\]"):
         call(scale_layout="swizzled")
-    ops._force_path("sm100")
+    ops._pretend_gpu("sm100")
     try:
         with pytest.raises(ValueError, match="sm100 multiplies operands whose scales are swizzled, got scale_layout='plain'"):
             call(scale_layout="plain")
     finally:
-        ops._force_path("")
+        ops._pretend_gpu("")

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import moxie
-from grouped_reference import Problem, assert_products_equal, forced_path, gaussian, run, straight_through
+from grouped_reference import Problem, assert_products_equal, gaussian, pretended_gpu, run, straight_through
 from support import assert_same_bytes
 
 RECIPE = "fp8_rowwise"
@@ -59,7 +59,7 @@ def rows_contracted(a, b, scale_a, scale_b, groups):
 @pytest.fixture
 def sm90_rows():
     """Every call with a scale per row takes the path; gives the dims of the second operand of each product."""
-    with forced_path("sm90_rows", stand_in) as calls:
+    with pretended_gpu("sm90", stand_in) as calls:
         yield calls
 
 
@@ -135,22 +135,22 @@ def test_a_pass_with_f32_results_is_emulated(sm90_rows):
     assert sm90_rows == []
 
 
-def test_no_rows_are_emulated(sm90_rows):
+def test_no_rows_are_not_multiplied(sm90_rows):
     results = run(gaussian([0, 0], 64, 96), RECIPE)
     assert sm90_rows == [] and not results.dw.any()
 
 
-def test_operands_at_odd_addresses_are_emulated(sm90_rows):
+def test_operands_at_odd_addresses_are_copied_first(sm90_rows):
     problem = gaussian(SIZES, 64, 96)
     (x, x_scale), (w, w_scale, _, _) = moxie.quantize_per_row(problem.x), moxie.quantize_weights(problem.w, recipe=RECIPE)
-    multiply = lambda x: torch.ops.moxie.grouped_mm.quantized(  # noqa: E731
+    multiply = lambda x: moxie.grouped_fwd(  # noqa: E731
         x, x_scale, w, w_scale, problem.offs, recipe=RECIPE)
     expected = multiply(x)
     odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     odd.copy_(x)
     sm90_rows.clear()
-    torch.testing.assert_close(multiply(odd), expected, rtol=2.0**-7, atol=2.0**-4)
-    assert sm90_rows == []
+    assert_same_bytes(multiply(odd), expected)
+    assert sm90_rows == [3]
 
 
 def test_a_cache_gives_the_same_results(sm90_rows):

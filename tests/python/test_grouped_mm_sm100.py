@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import moxie
-from grouped_reference import Problem, assert_products_equal, forced_path, gaussian, run, sqnr, straight_through
+from grouped_reference import Problem, assert_products_equal, gaussian, pretended_gpu, run, sqnr, straight_through
 from support import assert_same_bytes
 
 RECIPES = ("mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_32x32", "mxfp8_rceil_128")
@@ -77,24 +77,24 @@ def rows_contracted(a, b, codes_a, codes_b, groups):
 @pytest.fixture
 def sm100():
     """Every call takes the Blackwell path; gives the dims of the second operand of each product."""
-    with forced_path("sm100", stand_in) as calls:
+    with pretended_gpu("sm100", stand_in) as calls:
         yield calls
 
 
 def emulated(problem: Problem, recipe, **kwargs):
-    torch.ops.moxie._force_path("")
+    torch.ops.moxie._pretend_gpu("")
     try:
         return run(problem, recipe, **kwargs)
     finally:
-        torch.ops.moxie._force_path("sm100")
+        torch.ops.moxie._pretend_gpu("sm100")
 
 
 def assert_equal_to_the_reference(results, problem: Problem, recipe) -> None:
-    torch.ops.moxie._force_path("")
+    torch.ops.moxie._pretend_gpu("")
     try:
         expected, magnitude = straight_through(problem, recipe, results.y.dtype)
     finally:
-        torch.ops.moxie._force_path("sm100")
+        torch.ops.moxie._pretend_gpu("sm100")
     for name in ("y", "dx", "dw"):
         actual = getattr(results, name)
         assert actual.isfinite().all(), name
@@ -209,7 +209,7 @@ def test_the_path_compiles(sm100):
 def test_traced_tensors_of_a_gpu_take_its_path(recipe):
     """Meta kernels are told that they are on no device. Here GPUs alone are Blackwell's, and there is none."""
     problem, ops = gaussian(SIZES, 64, 96), torch.ops.moxie
-    ops._force_path("sm100", gpus_only=True)
+    ops._pretend_gpu("sm100", gpus_only=True)
     try:
         assert moxie.quantize_weights(problem.w, recipe=recipe)[1].dim() == 3  # plain, on a CPU
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -227,11 +227,11 @@ def test_traced_tensors_of_a_gpu_take_its_path(recipe):
             blocks = moxie.Recipe.from_name(recipe)
             x8, dy8 = (moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, scale_layout="swizzled")
                        for t, colwise in ((x, blocks.wgrad_x), (dy, blocks.wgrad_dy)))
-            assert ops.grouped_mm.quantized(*x8[:2], *forms[:2], offs, recipe=recipe).shape == dy.shape
+            assert moxie.grouped_fwd(*x8[:2], *forms[:2], offs, recipe=recipe).shape == dy.shape
             assert ops.grouped_dgrad(*dy8[:2], *forms[2:], offs, recipe=recipe).shape == x.shape
             assert ops.grouped_wgrad(*dy8[2:], *x8[2:], len(x), offs, recipe=recipe).shape == w.shape
     finally:
-        ops._force_path("")
+        ops._pretend_gpu("")
 
 
 def test_a_recipe_that_asks_for_emulation_gets_it(sm100):

@@ -1,5 +1,6 @@
 """`moxie info` and `moxie inspect`: what they print, against the same figures from Python."""
 
+import dataclasses
 import json
 import math
 import os
@@ -100,16 +101,18 @@ def test_info_says_what_this_build_and_machine_are():
         assert "none found: recipes run on the CPU" in text
 
 
-def test_info_gives_the_path_of_every_recipe_and_the_reason():
+def test_info_gives_the_kernels_of_every_recipe_and_the_reasons():
     info = run_json("info", "--n", 48, "--k", 64)
     assert (info["n"], info["k"]) == (48, 64)
-    on_cpu = [row for row in info["paths"] if row["device"] == "cpu"]
+    on_cpu = [row for row in info["recipes"] if row["device"] == "cpu"]
     assert [row["recipe"] for row in on_cpu] == moxie.recipe_names()
-    for row in info["paths"]:
-        assert (row["path"], row["reason"]) == torch.ops.moxie._path(row["recipe"], torch.device(row["device"]), 48, 64)
+    for row in info["recipes"]:
+        told = moxie.explain(row["recipe"], 48, 64, device=row["device"])
+        assert [passed.pop("pass") for passed in row["passes"]] == ["forward", "dgrad", "wgrad"]
+        assert row["passes"] == [dataclasses.asdict(one) for one in (told.forward, told.dgrad, told.wgrad)]
     text = run("info").stdout
     for row in on_cpu:
-        assert row["recipe"] in text and row["reason"] in text
+        assert row["recipe"] in text and row["passes"][0]["kernel"] in text and row["passes"][0]["reason"] in text
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch would ask the driver that this test makes")

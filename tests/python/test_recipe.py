@@ -167,37 +167,55 @@ def test_illegal_fields_are_refused_with_the_reason(fields, part):
         moxie.Recipe(**fields)
 
 
-# ---- paths -----------------------------------------------------------------------------------------------------------------
+# ---- kernels: what explain says of each pass -----------------------------------------------------------------------------------
 
 
-def path(recipe: str, device: str = "cpu", n: int = 64, k: int = 64):
-    return torch.ops.moxie._path(recipe, torch.empty(0, device=device).device, n, k)
+def kernels(recipe: str, device: str = "cpu", n: int = 64, k: int = 64) -> list[str]:
+    told = moxie.explain(recipe, n, k, rows=100, groups=4, device=device)
+    return [told.forward.kernel, told.dgrad.kernel, told.wgrad.kernel]
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_path_other_than_the_fastest_comes_with_the_reason(name, device):
-    chosen, reason = path(name, device)
-    assert chosen in ("emulated", "sm90", "sm90_rows", "sm100")
-    assert bool(reason) == (chosen == "emulated")
+def test_a_kernel_other_than_the_fastest_comes_with_the_reason(name, device):
+    told = moxie.explain(name, 64, 64, rows=100, groups=4, device=device)
+    for one in (told.forward, told.dgrad, told.wgrad):
+        assert bool(one.reason) == (one.kernel not in ("sm90", "sm90_rows", "sm100"))
 
 
-def test_on_a_cpu_everything_is_emulated():
-    assert {path(name)[0] for name in PRESETS} == {"emulated"}
-    assert path("mxfp8_rceil") == path("fp8_rowwise") == ("emulated", "a CPU has no FP8 product")
-    assert path("bf16")[1] == "the recipe quantizes nothing"
-    assert path("mxfp8_emulated_rceil")[1] == "the recipe asks for it"
+def test_on_a_cpu_everything_is_decoded_and_says_why():
+    for name in PRESETS:
+        decoded = "mm" if name == "bf16" else "decode, mm"
+        wgrad = "mm" if name == "mxfp8_rceil_wgrad_with_hp" else decoded
+        assert kernels(name) == [decoded, decoded, wgrad]
+    reason = lambda name: moxie.explain(name, 64, 64, device="cpu").forward.reason  # noqa: E731
+    assert reason("mxfp8_rceil") == reason("fp8_rowwise") == "a CPU has no FP8 product"
+    assert reason("bf16") == "the recipe quantizes nothing"
+    assert reason("mxfp8_emulated_rceil") == "the recipe asks for it"
 
 
-def test_a_path_is_forced_by_name_alone():
-    with pytest.raises(ValueError, match="force_path: there is no path 'sm70'; there are emulated, sm90, sm90_rows, sm100"):
-        torch.ops.moxie._force_path("sm70")
+def test_a_gpu_that_is_not_here_can_be_pretended_by_name_alone():
+    with pytest.raises(ValueError, match="pretend_gpu: there are sm90, sm100 and other, got 'sm70'"):
+        torch.ops.moxie._pretend_gpu("sm70")
     try:
-        torch.ops.moxie._force_path("sm100")
-        assert path("mxfp8_rceil") == ("sm100", "")
-        assert path("mxfp8_emulated_rceil")[0] == path("fp8_rowwise")[0] == "emulated"
-        torch.ops.moxie._force_path("sm90_rows")
-        assert path("fp8_rowwise") == ("sm90_rows", "")
-        assert path("fp8_rowwise:kernels=emulated")[0] == path("mxfp8_rceil")[0] == "emulated"
+        torch.ops.moxie._pretend_gpu("sm100")
+        assert kernels("mxfp8_rceil") == ["sm100"] * 3
+        assert kernels("mxfp8_emulated_rceil") == kernels("fp8_rowwise") == ["decode, mm"] * 3
+        torch.ops.moxie._pretend_gpu("sm90")
+        assert kernels("fp8_rowwise") == ["sm90_rows"] * 3 and kernels("mxfp8_rceil_128") == ["sm90"] * 3
+        assert kernels("fp8_rowwise:kernels=emulated") == kernels("mxfp8_rceil") == ["decode, mm"] * 3
     finally:
-        torch.ops.moxie._force_path("")
-    assert path("mxfp8_rceil")[0] == "emulated"
+        torch.ops.moxie._pretend_gpu("")
+    assert kernels("mxfp8_rceil") == ["decode, mm"] * 3
+
+
+@pytest.mark.parametrize("bad", ({"n": -1}, {"k": -2}, {"rows": -3}, {"groups": -4}), ids=str)
+def test_explain_refuses_sizes_that_are_none(bad):
+    (name, value), = bad.items()
+    with pytest.raises(ValueError, match=f"explain: {name} must not be negative, got {value}"):
+        moxie.explain("bf16", **{"n": 8, "k": 8, "device": "cpu", **bad})
+
+
+def test_explain_prints_a_line_for_each_pass_and_the_bytes():
+    lines = str(moxie.explain("mxfp8_rceil", 64, 96, rows=100, groups=4, device="cpu")).splitlines()
+    assert [line.split(":")[0] for line in lines[1:]] == ["forward", "dgrad", "wgrad", "kept for backward"]
+    assert moxie.explain("mxfp8_rceil", 64, 96, rows=100, needs_dx=False, needs_dw=False, device="cpu").x_bytes == 0

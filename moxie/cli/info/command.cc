@@ -12,28 +12,27 @@
 #include "moxie/cli/info/gpus.h"
 #include "moxie/cli/text.h"
 #include "moxie/core/base/exec.h"
-#include "moxie/torch/gemm/path.h"
+#include "moxie/torch/plan/explain.h"
 
 namespace moxie::cli {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kWhat = "Say what this build and machine can do, and which path recipes take";
+constexpr const char* kWhat =
+    "Say what this build and machine can do, and which kernels recipes take";
 constexpr const char* kMore =
     "Examples:\n"
-    "  moxie info                      versions, CPU, GPUs, and the path of every recipe\n"
+    "  moxie info                      versions, CPU, GPUs, and the kernels of every recipe\n"
     "  moxie info --n 2048 --k 7168    for expert weights of these sizes\n"
     "  moxie info --json | jq .gpus    the same for a script\n"
     "\n"
     "docs/INFO.md says more.";
 
-constexpr const char* kPaths =
-    "emulated: operands are quantized, decoded and multiplied by the device's own bf16 product: "
-    "the\n"
-    "numerics of the recipe, the time of bf16 and the quantizers. sm90, sm90_rows, sm100: FP8 "
-    "tensor\n"
-    "cores; of sm90_rows, only the passes with bf16 results.";
+constexpr const char* kKernels =
+    "decode: operands are quantized, decoded and multiplied by the device's own product: the\n"
+    "numerics of the recipe, the time of bf16 and the quantizers. sm90, sm90_rows, sm100: FP8\n"
+    "tensor cores; of sm90_rows, only the passes with bf16 results.";
 
 struct Flags {
   int64_t n = 2048, k = 7168;
@@ -64,13 +63,14 @@ std::vector<c10::Device> devices() {
   return all;
 }
 
-ops::Choice path_of(const std::string& recipe, c10::Device device, const Flags& flags) {
-  return ops::choose_path(ops::parse_recipe(recipe, "info"), device, flags.n, flags.k);
+// Forward and backward of bf16 tensors with weights [groups, n, k].
+ops::Explanation explain(const std::string& recipe, c10::Device device, const Flags& flags) {
+  return ops::explain({.recipe = recipe, .n = flags.n, .k = flags.k, .device = device});
 }
 
 Json to_json(const Flags& flags) {
   const Cpu cpu = find_cpu();
-  Json gpus = Json::array(), paths = Json::array();
+  Json gpus = Json::array(), recipes = Json::array();
   for (const Gpu& gpu : find_gpus())
     gpus.push_back({{"name", gpu.name},
                     {"capability", capability_text(gpu.capability)},
@@ -78,11 +78,15 @@ Json to_json(const Flags& flags) {
                     {"why_not_used", why_not_used(gpu.capability)}});
   for (const c10::Device device : devices())
     for (const std::string& recipe : ops::recipe_names()) {
-      const ops::Choice choice = path_of(recipe, device, flags);
-      paths.push_back({{"device", device.str()},
-                       {"recipe", recipe},
-                       {"path", ops::name(choice.path)},
-                       {"reason", choice.reason}});
+      const ops::Explanation told = explain(recipe, device, flags);
+      Json passes = Json::array();
+      for (const ops::ExplainedPass& pass : told.passes)
+        passes.push_back({{"pass", name(pass.pass)},
+                          {"kernel", pass.kernel},
+                          {"a", pass.a},
+                          {"b", pass.b},
+                          {"reason", pass.reason}});
+      recipes.push_back({{"device", device.str()}, {"recipe", recipe}, {"passes", passes}});
     }
   return {{"version", MOXIE_VERSION},
           {"cuda", kHasCuda},
@@ -98,7 +102,7 @@ Json to_json(const Flags& flags) {
           {"gpus", gpus},
           {"n", flags.n},
           {"k", flags.k},
-          {"paths", paths}};
+          {"recipes", recipes}};
 }
 
 void print_machine() {
@@ -122,18 +126,20 @@ void print_machine() {
     std::printf("GPU   none found: recipes run on the CPU, with the same numerics as on a GPU\n");
 }
 
-void print_paths(c10::Device device, const Flags& flags) {
+void print_kernels(c10::Device device, const Flags& flags) {
   const std::vector<std::string> names = ops::recipe_names();
   size_t width = 0;
   for (const std::string& name : names) width = std::max(width, name.size());
-  std::printf("\nPaths on %s for weights [experts, n, k] with n = %ld and k = %ld:\n",
+  std::printf("\nKernels on %s for weights [experts, n, k] with n = %ld and k = %ld:\n",
               device.str().c_str(), flags.n, flags.k);
-  std::printf("%-*s  %-9s  %s\n", static_cast<int>(width), "recipe", "path",
-              "why not a faster one");
+  const auto print = [&](const char* recipe, const char* kernel, const char* reason) {
+    std::printf("%-*s  %-25s  %s\n", static_cast<int>(width), recipe, kernel, reason);
+  };
+  print("recipe", "forward", "why not a faster one");
   for (const std::string& name : names) {
-    const ops::Choice choice = path_of(name, device, flags);
-    std::printf("%-*s  %-9s  %s\n", static_cast<int>(width), name.c_str(), ops::name(choice.path),
-                choice.reason.empty() ? "-" : choice.reason.c_str());
+    const ops::ExplainedPass forward = explain(name, device, flags).passes[0];
+    print(name.c_str(), forward.kernel.c_str(),
+          forward.reason.empty() ? "-" : forward.reason.c_str());
   }
 }
 
@@ -143,8 +149,8 @@ void run(const Flags& flags) {
     return;
   }
   print_machine();
-  for (const c10::Device device : devices()) print_paths(device, flags);
-  std::printf("\n%s\n", kPaths);
+  for (const c10::Device device : devices()) print_kernels(device, flags);
+  std::printf("\n%s\n", kKernels);
 }
 
 }  // namespace

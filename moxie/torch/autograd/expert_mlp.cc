@@ -20,11 +20,8 @@ enum Argument : size_t { kX, kW13, kW2, kMainGrad13, kMainGrad2, kCall, kArgumen
 enum Saved : size_t { kOffs, kH, kSlotOf, kRowOf, kLinears };
 
 struct Call {
-  Plan plan13, plan2;
+  MlpPlan plan;
   const ExpertMlpOptions& options;
-  bool needs_dx, needs_dw13, needs_dw2;
-
-  bool needs_dh() const { return needs_dx || needs_dw13; }
 };
 
 struct Steps {
@@ -32,38 +29,37 @@ struct Steps {
 };
 
 LinearStep run_up(const Tensor& x, const Tensor& w13, const Call& call) {
-  const Plan& plan = call.plan13;
+  const Plan& plan = call.plan.up;
   const ExpertMlpOptions& options = call.options;
   const auto& [slot_of, row_of, top_k] = options.permutation;
   const auto args = [&](const Tensor& from) -> LinearArgs {
-    return {from, w13, options.offs, {}, options.quantized_w13, {}, call.needs_dx, call.needs_dw13};
+    return {.x = from, .w = w13, .offs = options.offs, .quantized_w = options.quantized_w13};
   };
   if (!slot_of) return linear_forward(plan, args(x));
-  LinearArgs of_tokens = args(x);
-  of_tokens.top_k = top_k;
-  const Need need = need_of_x(plan, of_tokens);
-  if (!fuses(plan, x, need)) {
+  const Need need = need_of_x(plan);
+  if (!fuses(plan, need)) {
     const Tensor rows = permute(x, *slot_of, *row_of, top_k);
     return linear_forward(plan, args(rows));
   }
   const Forms forms = quantize_permuted(plan, x, options.permutation, options.offs, need);
+  LinearArgs of_tokens = args(x);
   of_tokens.forms = &forms;
   return linear_forward(plan, of_tokens);
 }
 
 LinearStep run_down(const Tensor& h, const Tensor& w2, const Call& call) {
-  const Plan& plan = call.plan2;
+  const Plan& plan = call.plan.down;
   const ExpertMlpOptions& options = call.options;
   const auto args = [&](const Tensor& from) -> LinearArgs {
-    return {from, w2, options.offs, {}, options.quantized_w2, {}, call.needs_dh(), call.needs_dw2};
+    return {.x = from, .w = w2, .offs = options.offs, .quantized_w = options.quantized_w2};
   };
-  LinearArgs of_h = args(h);
-  const Need need = need_of_x(plan, of_h);
-  if (!fuses(plan, h, need)) {
+  const Need need = need_of_x(plan);
+  if (!fuses(plan, need)) {
     const Tensor a = swiglu(h);
     return linear_forward(plan, args(a));
   }
   const Forms forms = quantize_swiglu(plan, h, options.offs, need);
+  LinearArgs of_h = args(h);
   of_h.forms = &forms;
   return linear_forward(plan, of_h);
 }
@@ -85,8 +81,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const Permutation& permutation = options.permutation;
     variable_list saved(kLinears);
     saved[kOffs] = options.offs.value_or(Tensor());
-    if (call->needs_dh()) saved[kH] = steps.up.y;
-    if (call->needs_dx && permutation.slot_of) {
+    if (call->plan.down.keeps_w_t) saved[kH] = steps.up.y;  // where there is a dh
+    if (call->plan.up.keeps_w_t && permutation.slot_of) {
       saved[kSlotOf] = *permutation.slot_of;
       saved[kRowOf] = *permutation.row_of;
     }
@@ -98,12 +94,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     // those.
     if (main_grad13) data["main_grad13"] = *main_grad13;
     if (main_grad2) data["main_grad2"] = *main_grad2;
-    data["recipe"] = call->plan13.text;
-    data["path13"] = static_cast<int64_t>(call->plan13.path);
-    data["path2"] = static_cast<int64_t>(call->plan2.path);
-    data["layout13"] = static_cast<int64_t>(call->plan13.layout);
-    data["layout2"] = static_cast<int64_t>(call->plan2.layout);
-    data["groups"] = w13.sym_size(0);
+    data["plan13"] = pack(call->plan.up);
+    data["plan2"] = pack(call->plan.down);
     data["num_tokens"] = x.sym_size(0);
     data["x_dtype"] = x.scalar_type();
     data["rows_dtype"] = options.x_dtype.value_or(x.scalar_type());
@@ -124,31 +116,24 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const OptionalTensor offs = defined(saved[kOffs]);
     const Tensor& h = saved[kH];
     auto& data = ctx->saved_data;
-    const std::string text = data["recipe"].toStringRef();
-    const Recipe recipe = parse_recipe(text, kOp);
-    const auto plan = [&](const std::string& of) {
-      return Plan{recipe, text, static_cast<Path>(data["path" + of].toInt()),
-                  static_cast<ScaleLayout>(data["layout" + of].toInt())};
-    };
+    const Plan plan13 = unpack<Plan>(data["plan13"].toInt());
+    const Plan plan2 = unpack<Plan>(data["plan2"].toInt());
     const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
     const LinearSaved up = unpack_saved(saved, kLinears),
                       down = unpack_saved(saved, kLinears + kLinearSavedCount);
-    const LinearGrads below =
-        linear_backward(plan("2"), {.dy = dy,
-                                    .saved = down,
-                                    .offs = offs,
-                                    .num_groups = data["groups"].toSymInt(),
-                                    .main_grad = find_tensor(data, "main_grad2"),
-                                    .x_dtype = data["h_dtype"].toScalarType(),
-                                    .w_dtype = data["w2_dtype"].toScalarType(),
-                                    .needs_dx = needs_dx || needs_dw13,
-                                    .needs_dw = ctx->needs_input_grad(kW2)});
+    const LinearGrads below = linear_backward(plan2, {.dy = dy,
+                                                      .saved = down,
+                                                      .offs = offs,
+                                                      .main_grad = find_tensor(data, "main_grad2"),
+                                                      .x_dtype = data["h_dtype"].toScalarType(),
+                                                      .w_dtype = data["w2_dtype"].toScalarType(),
+                                                      .needs_dx = needs_dx || needs_dw13,
+                                                      .needs_dw = ctx->needs_input_grad(kW2)});
     out[kW2] = below.dw;
     if (!needs_dx && !needs_dw13) return out;
-    const Plan plan13 = plan("13");
     Tensor dh = h;
     std::optional<Forms> forms;
-    if (needs_dx && needs_dw13 && fuses(plan13, h, Need::kBoth))
+    if (needs_dx && needs_dw13 && fuses(plan2, Need::kBoth))
       forms = quantize_swiglu_backward(plan13, below.dx, h, offs);
     else
       dh = swiglu_backward(below.dx, h);
@@ -156,7 +141,6 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
         linear_backward(plan13, {.dy = dh,
                                  .saved = up,
                                  .offs = offs,
-                                 .num_groups = data["groups"].toSymInt(),
                                  .main_grad = find_tensor(data, "main_grad13"),
                                  .x_dtype = data["rows_dtype"].toScalarType(),
                                  .w_dtype = data["w13_dtype"].toScalarType(),
@@ -189,26 +173,46 @@ void check_permutation(const Tensor& x, const Permutation& permutation) {
   }
 }
 
-Call checked_call(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                  const ExpertMlpOptions& options) {
-  const std::string_view recipe = options.recipe;
-  const Plan plan13 = make_plan(recipe, w13, kOp, "w13"), plan2 = make_plan(recipe, w2, kOp, "w2");
+// Checks all arguments, then decides.
+MlpPlan checked_plan(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                     const ExpertMlpOptions& options, const LinearNeeds& up_needs,
+                     const LinearNeeds& down_needs) {
+  const Recipe recipe = parse_recipe(options.recipe, kOp);
   const at::ScalarType dtype = options.x_dtype.value_or(at::kFloat);
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || plan13.recipe.keeps_dtype, kOp,
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || recipe.keeps_dtype, kOp,
                    ": x_dtype must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
-  LinearArgs up{x, w13, options.offs, {}, options.quantized_w13, {}};
-  up.top_k = options.permutation.top_k;
+  const LinearArgs up{.x = x,
+                      .w = w13,
+                      .offs = options.offs,
+                      .quantized_w = options.quantized_w13,
+                      .top_k = options.permutation.top_k};
+  const WeightArgs of_w13{{kOp, "w13", "quantized_w13", "main_grad13"},
+                          w13,
+                          options.quantized_w13,
+                          options.main_grad13};
+  const WeightArgs of_w2{
+      {kOp, "w2", "quantized_w2", "main_grad2"}, w2, options.quantized_w2, options.main_grad2};
   check_permutation(x, options.permutation);
-  check_linear(plan13, up, {kOp, "w13", "quantized_w13", "main_grad13"}, options.main_grad13);
+  check_linear(recipe, up, of_w13.names, options.main_grad13);
   const c10::SymInt width = w13.sym_size(1);
   TORCH_CHECK_VALUE((width % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
                     ": w13 must be [groups, 2 * hidden_dim, dim], got ", w13.sym_sizes());
+  check_weight(recipe, of_w2);
   check_device({kOp, "w2", w2}, x);
   check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), width / 2});
-  check_weight(
-      plan2,
-      {{kOp, "w2", "quantized_w2", "main_grad2"}, w2, options.quantized_w2, options.main_grad2});
-  return {plan13, plan2, options, wants_grad(x), wants_grad(w13), wants_grad(w2)};
+
+  PlanArgs up_args = plan_args(recipe, up, up_needs);
+  up_args.x = up_args.dx = options.x_dtype.value_or(x.scalar_type());
+  up_args.y = recipe.out.value_or(up_args.x);
+  // h has the rows of x.
+  const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.permutation.top_k};
+  PlanArgs down_args = plan_args(recipe, down, down_needs);
+  down_args.x = down_args.dx = up_args.y;
+  down_args.y = recipe.out.value_or(up_args.y);
+  MlpPlan plan = make_plan(up_args, down_args);
+  take_quantized_w(plan.up, of_w13);
+  take_quantized_w(plan.down, of_w2);
+  return plan;
 }
 
 enum class Autograd : bool { kNo, kYes };
@@ -230,11 +234,14 @@ Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
                                    .main_grad2 = main_grad2,
                                    .permutation = {slot_of, row_of, top_k},
                                    .x_dtype = x_dtype};
-    Call call = checked_call(x, w13, w2, options);
+    LinearNeeds up, down;
+    if constexpr (kAutograd == Autograd::kYes) {
+      up = {.dx = wants_grad(x), .dw = wants_grad(w13), .main_grad = main_grad13};
+      down = {.dx = up.dx || up.dw, .dw = wants_grad(w2), .main_grad = main_grad2};
+    }
+    const Call call{checked_plan(x, w13, w2, options, up, down), options};
     if constexpr (kAutograd == Autograd::kYes)
       return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
-    call.needs_dx = call.needs_dw13 = call.needs_dw2 = false;
-    const TracedLike traced(w13);
     return run_forward(x, w13, w2, call).down.y;
   });
 }

@@ -1,5 +1,5 @@
-// grouped_mm: quantize, multiply, and keep for backward what backward reads: x in FP8 (colwise, or
-// rowwise for small groups) and the form of w that dgrad contracts.
+// grouped_mm: quantize, multiply, and keep for backward what backward reads: x in FP8, colwise, and
+// the form of w that dgrad contracts.
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
@@ -35,13 +35,9 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     if (main_grad) ctx->saved_data["main_grad"] = *main_grad;
     pack_saved(saved, step.saved);
     ctx->save_for_backward(saved);
-    ctx->saved_data["recipe"] = plan.text;
-    ctx->saved_data["path"] = static_cast<int64_t>(plan.path);
-    ctx->saved_data["layout"] = static_cast<int64_t>(plan.layout);
-    ctx->saved_data["groups"] = w.sym_size(0);
+    ctx->saved_data["plan"] = pack(plan);
     ctx->saved_data["x_dtype"] = x.scalar_type();
     ctx->saved_data["w_dtype"] = w.scalar_type();
-    if (args.mx) ctx->saved_data["mx_block"] = args.mx->block;
     if (bias) {
       ctx->saved_data["bias_dtype"] = bias->scalar_type();
       ctx->saved_data["bias_dims"] = bias->dim();
@@ -59,23 +55,17 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[0]);
     auto& data = ctx->saved_data;
-    const std::string text = data["recipe"].toStringRef();
-    const Plan plan{parse_recipe(text, kOp), text, static_cast<Path>(data["path"].toInt()),
-                    static_cast<ScaleLayout>(data["layout"].toInt())};
+    const Plan plan = unpack<Plan>(data["plan"].toInt());
     const LinearSaved operands = unpack_saved(saved, 1);
-    std::optional<std::string> mx_block;
-    if (data.find("mx_block") != data.end()) mx_block = data["mx_block"].toStringRef();
     // What forward did not keep was not wanted then and cannot be had now.
     const LinearGrads result = linear_backward(plan, {.dy = dy,
                                                       .saved = operands,
                                                       .offs = offs,
-                                                      .num_groups = data["groups"].toSymInt(),
                                                       .main_grad = find_tensor(data, "main_grad"),
                                                       .x_dtype = data["x_dtype"].toScalarType(),
                                                       .w_dtype = data["w_dtype"].toScalarType(),
                                                       .needs_dx = ctx->needs_input_grad(kX),
-                                                      .needs_dw = ctx->needs_input_grad(kW),
-                                                      .mx_block = mx_block});
+                                                      .needs_dw = ctx->needs_input_grad(kW)});
     out[kX] = result.dx;
     out[kW] = result.dw;
     if (data.find("bias_dtype") != data.end() && ctx->needs_input_grad(kBias)) {
@@ -91,14 +81,17 @@ enum class Autograd : bool { kNo, kYes };
 
 // Without autograd (inference mode) nothing is kept.
 template <Autograd kAutograd>
-Tensor multiply(std::string_view recipe, LinearArgs args, const OptionalTensor& main_grad) {
-  args.needs_dx = kAutograd == Autograd::kYes && wants_grad(args.x);
-  args.needs_dw = kAutograd == Autograd::kYes && wants_grad(args.w);
-  const Call call{make_plan(recipe, args.w, kOp), args};
-  check_linear(call.plan, args, {kOp}, main_grad);
+Tensor multiply(std::string_view text, const LinearArgs& args, const OptionalTensor& main_grad) {
+  const Recipe recipe = parse_recipe(text, kOp);
+  const LinearNames names{kOp};
+  check_linear(recipe, args, names, main_grad);
+  LinearNeeds needs;
+  if constexpr (kAutograd == Autograd::kYes)
+    needs = {.dx = wants_grad(args.x), .dw = wants_grad(args.w), .main_grad = main_grad};
+  Call call{make_plan(plan_args(recipe, args, needs)), args};
+  take_quantized_w(call.plan, {names, args.w, args.quantized_w, main_grad});
   if constexpr (kAutograd == Autograd::kYes)
     return GroupedMm::apply(args.x, args.w, args.bias, main_grad, &call);
-  const TracedLike traced(args.w);
   return linear_forward(call.plan, args).y;
 }
 

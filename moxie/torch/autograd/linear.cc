@@ -1,6 +1,7 @@
 #include "moxie/torch/autograd/linear.h"
 
-#include "moxie/torch/ops.h"
+#include "moxie/core/layout/parse.h"
+#include "moxie/torch/packed_ops.h"
 
 namespace moxie::ops {
 namespace {
@@ -9,47 +10,31 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// Inductor takes no op that writes one argument while another is e8m0; in a graph the sum is a step
-// of its own, which it fuses as it likes.
 bool is_traced(const Tensor& tensor) {
   const auto keys = tensor.unsafeGetTensorImpl()->key_set();
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
 }
 
-void check_values(const Plan& plan, const Input& input) {
-  if (!plan.recipe.keeps_dtype) check_float(input);
+void check_values(const Recipe& recipe, const Input& input) {
+  if (!recipe.keeps_dtype) check_float(input);
 }
 
-void check_quantized_w(const Plan& plan, const WeightArgs& args) {
+void check_quantized_w(const Recipe& recipe, const WeightArgs& args) {
   if (!args.quantized_w) return;
   const char *op = args.names.op, *name = args.names.quantized_w;
-  TORCH_CHECK_VALUE(plan.recipe.quantizes(), op, ": this recipe quantizes nothing, so ", name,
+  TORCH_CHECK_VALUE(recipe.quantizes(), op, ": this recipe quantizes nothing, so ", name,
                     " must not be given");
   TORCH_CHECK_VALUE(args.quantized_w->size() == 4, op, ": ", name,
                     " must be the four tensors of quantize_weights (qdata, scale, qdata_t, "
                     "scale_t), got ",
                     args.quantized_w->size());
-  Plan as_given = plan;
-  const auto& given = *args.quantized_w;
-  as_given.layout = layout_of_weights(plan, {{given[0], given[1]}, {given[2], given[3]}});
-  const Results expected = quantized_weights_results(as_given, args.w);
-  const char* parts[] = {"w", "w_scale", "w_t", "w_scale_t"};
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const Input part{op, parts[i], args.quantized_w->at(i)};
-    if (i % 2 == 0)
-      check_e4m3(part);
-    else
-      check_scale(part, plan.recipe.scaling);
-    check_shape(part, expected[i].shape);
-    check_device(part, args.w);
-  }
 }
 
-void check_main_grad(const Plan& plan, const WeightArgs& args) {
+void check_main_grad(const Recipe& recipe, const WeightArgs& args) {
   if (!args.main_grad) return;
   const Tensor& main_grad = *args.main_grad;
   const Input input{args.names.op, args.names.main_grad, main_grad};
-  TORCH_CHECK_TYPE(main_grad.scalar_type() == at::kFloat || plan.recipe.keeps_dtype, input.op, ": ",
+  TORCH_CHECK_TYPE(main_grad.scalar_type() == at::kFloat || recipe.keeps_dtype, input.op, ": ",
                    input.name, " must be torch.float32, got ", dtype_name(main_grad.scalar_type()));
   check_shape(input, sym_shape(args.w));
   check_device(input, args.w);
@@ -70,73 +55,114 @@ void check_ends(const char* op, const OptionalTensor& offs, const Tensor& x, int
 
 }  // namespace
 
-void check_weight(const Plan& plan, const WeightArgs& args) {
-  check_values(plan, {args.names.op, args.names.w, args.w});
-  check_quantized_w(plan, args);
-  check_main_grad(plan, args);
+void check_weight(const Recipe& recipe, const WeightArgs& args) {
+  TORCH_CHECK_VALUE(args.w.dim() == 3, args.names.op, ": ", args.names.w,
+                    " must be [groups, n, k], got ", args.w.dim(), " dims");
+  check_values(recipe, {args.names.op, args.names.w, args.w});
+  check_quantized_w(recipe, args);
+  check_main_grad(recipe, args);
 }
 
-void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
+void check_linear(const Recipe& recipe, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad) {
-  const auto& [x, w, offs, bias, quantized_w, dtype, needs_dx, needs_dw, mx, forms, top_k] = args;
+  const Tensor &x = args.x, &w = args.w;
   const char* op = names.op;
-  check_values(plan, {op, "x", x});
+  check_weight(recipe, {names, w, args.quantized_w, main_grad});
+  check_values(recipe, {op, "x", x});
   TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [rows, k], got ", x.dim(), " dims");
   TORCH_CHECK_VALUE(same(x.sym_size(1), w.sym_size(2)), op, ": x has ", x.sym_size(1),
                     " columns, and ", names.w, " contracts ", w.sym_size(2));
-  if (mx) check_mx(plan, op, *mx);
+  if (args.mx) check_quantized_x(recipe, op, *args.mx);
   check_device({op, names.w, w}, x);
-  check_ends(op, offs, x, top_k);
-  const c10::SymInt groups = num_groups(offs).value_or(1);
+  check_ends(op, args.offs, x, args.top_k);
+  const c10::SymInt groups = num_groups(args.offs).value_or(1);
   TORCH_CHECK_VALUE(same(w.sym_size(0), groups), op, ": ", names.w, " has ", w.sym_size(0),
                     " matrices for ", groups, " groups");
-  if (bias) {
-    check_values(plan, {op, "bias", *bias});
-    check_device({op, "bias", *bias}, x);
-    check_shape({op, "bias", *bias},
-                bias->dim() == 2 ? SymShape(groups, w.sym_size(1)) : SymShape(w.sym_size(1)));
+  if (args.bias) {
+    const Input bias{op, "bias", *args.bias};
+    check_values(recipe, bias);
+    check_device(bias, x);
+    check_shape(bias,
+                args.bias->dim() == 2 ? SymShape(groups, w.sym_size(1)) : SymShape(w.sym_size(1)));
   }
-  if (dtype && !plan.recipe.keeps_dtype) high_precision(dtype, op);
-  check_weight(plan, {names, w, quantized_w, main_grad});
+  if (args.dtype && !recipe.keeps_dtype) high_precision(args.dtype, op);
 }
 
-Need need_of_x(const Plan& plan, const LinearArgs& args) {
-  const bool colwise =
-      args.needs_dw && !args.mx && saves_colwise(plan.recipe, args.num_rows(), args.w.sym_size(0));
+PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNeeds& needs) {
+  const auto x = args.x.scalar_type();
+  PlanArgs problem{.recipe = recipe,
+                   .device = device_behind(args.w),
+                   .rows = args.x.sym_size(0) * args.top_k,
+                   .groups = args.w.sym_size(0),
+                   .n = args.w.sym_size(1),
+                   .k = args.w.sym_size(2),
+                   .has_offs = args.offs.has_value(),
+                   .x = x,
+                   .y = args.dtype.value_or(recipe.out.value_or(x)),
+                   .dx = x,
+                   .dw = args.w.scalar_type(),
+                   .needs_dx = needs.dx,
+                   .needs_dw = needs.dw};
+  if (needs.main_grad) {
+    problem.dw = needs.main_grad->scalar_type();
+    // A traced sum is a step of its own: inductor takes no op that writes one argument while
+    // another is e8m0.
+    problem.adds_to_main_grad = !is_traced(args.x);
+  }
+  if (args.mx) problem.quantized_x = parse_block(args.mx->block, "x", "block");
+  return problem;
+}
+
+void take_quantized_w(Plan& plan, const WeightArgs& args) {
+  if (!args.quantized_w) return;
+  const auto& given = *args.quantized_w;
+  plan.w_layout = layout_by_shape(plan.recipe, plan.kernel(Pass::kForward),
+                                  {given[0], given[1], given[2], given[3]});
+  const QuantizeSpec spec = weights_spec(plan.recipe, plan.w_layout, Need::kBoth);
+  const Results expected = forms_results({args.names.op, sym_shape(args.w), {}, spec});
+  const char* parts[] = {"w", "w_scale", "w_t", "w_scale_t"};
+  for (size_t i = 0; i < expected.size(); ++i) {
+    const Input part{args.names.op, parts[i], given[i]};
+    if (i % 2 == 0)
+      check_e4m3(part);
+    else
+      check_scale(part, plan.recipe.scaling);
+    check_shape(part, expected[i].shape);
+    check_device(part, args.w);
+  }
+}
+
+Need need_of_x(const Plan& plan) {
+  const bool colwise = plan.kept_x == KeptX::kColwise || plan.kept_x == KeptX::kHighPrecision;
   return colwise ? Need::kBoth : Need::kRowwise;
 }
 
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
-  const Recipe& recipe = plan.recipe;
-  const Need need = need_of_x(plan, args);
-  const bool colwise = need == Need::kBoth;
-  Forms x;
+  Forms x, w;
   if (args.forms)
     x = *args.forms;
   else if (args.mx)
-    x = {rowwise_mx(plan, *args.mx, args.offs), {}};
+    x.rowwise = rowwise_of_quantized_x(plan, {args.mx->qdata, args.mx->scale}, args.offs);
   else
-    x = quantize_tokens(plan, args.x, args.offs, Role::kX, need);
-  Forms w;
-  if (!args.quantized_w)
-    w = quantize_weights(plan, args.w, args.needs_dx ? Need::kBoth : Need::kRowwise);
-  else
+    x = quantize_tokens(plan, args.x, args.offs, Role::kX, need_of_x(plan));
+  if (args.quantized_w)
     w = {{args.quantized_w->at(0), args.quantized_w->at(1)},
          {args.quantized_w->at(2), args.quantized_w->at(3)}};
-  const auto dtype = args.dtype.value_or(recipe.out.value_or(args.x.scalar_type()));
-  GemmOptions options{.offs = args.offs, .recipe = plan.text, .bias = args.bias, .dtype = dtype};
-  if (!args.mx) options.scale_layout = name(plan.layout);
+  else
+    w = quantize_weights(plan, args.w, plan.keeps_w_t ? Need::kBoth : Need::kRowwise);
   LinearStep step;
-  step.y = grouped_mm_quantized(x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
-                                options);
-  if (args.needs_dw) {
-    const bool keeps_x = !colwise && recipe.scaling == Scaling::kRow;
-    if (args.mx)
-      step.saved.x = {args.mx->qdata, args.mx->scale};
-    else
-      step.saved.x = colwise ? x.colwise : keeps_x ? Quantized{args.x, {}} : x.rowwise;
-  }
-  if (args.needs_dx) step.saved.w_t = w.colwise;
+  step.y = packed::grouped_mm(
+      {.a = x.rowwise,
+       .b = w.rowwise,
+       .offs = args.offs,
+       .plan = pass_of(plan, Pass::kForward),
+       .dtype = args.dtype.value_or(plan.recipe.out.value_or(args.x.scalar_type())),
+       .bias = args.bias});
+  if (plan.kept_x == KeptX::kQuantizedX)
+    step.saved.x = {args.mx->qdata, args.mx->scale};
+  else if (plan.kept_x != KeptX::kNothing)
+    step.saved.x = x.colwise;
+  if (plan.keeps_w_t) step.saved.w_t = w.colwise;
   return step;
 }
 
@@ -146,34 +172,28 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
   const Forms dy =
       args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
-  const GemmOptions options{
-      .offs = args.offs, .recipe = plan.text, .scale_layout = name(plan.layout)};
-  if (args.needs_dx) {
-    GemmOptions in = options;
-    in.dtype = args.x_dtype;
-    const Quantized& w_t = args.saved.w_t;
-    grads.dx = grouped_dgrad(dy.rowwise.data, dy.rowwise.scale, w_t.data, w_t.scale, in);
-  }
-  if (args.needs_dw) {
-    const c10::SymInt rows = args.dy.sym_size(0);
-    Quantized x = args.saved.x;
-    if (args.mx_block)
-      x = colwise_mx(plan, x, *args.mx_block, args.offs);
-    else if (!saves_colwise(plan.recipe, rows, args.num_groups))
-      x = requantize_tokens(plan, x, args.offs);
-    if (args.main_grad && !is_traced(args.dy)) {
-      grouped_wgrad_add_(*args.main_grad, dy.colwise.data, dy.colwise.scale, x.data, x.scale, rows,
-                         options);
-    } else {
-      GemmOptions in = options;
-      in.dtype = args.main_grad ? args.main_grad->scalar_type() : args.w_dtype;
-      grads.dw = grouped_wgrad(dy.colwise.data, dy.colwise.scale, x.data, x.scale, rows, in);
-    }
-    if (args.main_grad && grads.dw.defined()) {
-      args.main_grad->add_(grads.dw);
-      grads.dw = Tensor();
-    }
-  }
+  if (args.needs_dx)
+    grads.dx = packed::grouped_dgrad({.a = dy.rowwise,
+                                      .b = args.saved.w_t,
+                                      .offs = args.offs,
+                                      .plan = pass_of(plan, Pass::kDgrad),
+                                      .dtype = args.x_dtype});
+  if (!args.needs_dw) return grads;
+  Quantized x = args.saved.x;
+  if (plan.kept_x == KeptX::kQuantizedX) x = colwise_of_quantized_x(plan, x, args.offs);
+  const packed::GemmArgs product{
+      .a = dy.colwise,
+      .b = x,
+      .offs = args.offs,
+      .plan = pass_of(plan, Pass::kWgrad),
+      .dtype = args.main_grad ? args.main_grad->scalar_type() : args.w_dtype,
+      .num_rows = args.dy.sym_size(0)};
+  if (args.main_grad && !is_traced(args.dy))
+    packed::grouped_wgrad_add_(*args.main_grad, product);
+  else if (args.main_grad)
+    args.main_grad->add_(packed::grouped_wgrad(product));
+  else
+    grads.dw = packed::grouped_wgrad(product);
   return grads;
 }
 

@@ -4,7 +4,7 @@
 
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "moxie/torch/gemm/operands.h"
+#include "moxie/torch/autograd/operands.h"
 
 namespace moxie::ops {
 
@@ -12,17 +12,20 @@ struct LinearArgs {
   const Tensor& x;  // [R, K]
   const Tensor& w;  // [G, N, K]
   const OptionalTensor& offs;
-  OptionalTensor bias;
-  OptionalTensors quantized_w;  // the four tensors of quantize_weights
-  std::optional<at::ScalarType> dtype;
-  bool needs_dx = false, needs_dw = false;
+  OptionalTensor bias = std::nullopt;
+  OptionalTensors quantized_w = std::nullopt;  // the four tensors of quantize_weights
+  std::optional<at::ScalarType> dtype = std::nullopt;
   const MxTensor* mx = nullptr;  // x as it came quantized; then x is its proxy
   // x as an op fused with what made it quantized it, in the forms of need_of_x(); then x only has
   // its rows and its dtype.
   const Forms* forms = nullptr;
   int64_t top_k = 1;  // rows that each of x stands for, where it is yet to be permuted
+};
 
-  c10::SymInt num_rows() const { return x.sym_size(0) * top_k; }
+// What a call keeps for backward, and where it adds dw.
+struct LinearNeeds {
+  bool dx = false, dw = false;
+  OptionalTensor main_grad = std::nullopt;
 };
 
 // What messages call the op and its arguments.
@@ -43,12 +46,16 @@ struct WeightArgs {
 
 // Refuse, under the names of the caller, what an op inside would refuse under its own, or only
 // backward would.
-void check_weight(const Plan& plan, const WeightArgs& args);
-void check_linear(const Plan& plan, const LinearArgs& args, const LinearNames& names,
+void check_weight(const Recipe& recipe, const WeightArgs& args);
+void check_linear(const Recipe& recipe, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad);
 
-// What backward needs. Either form of x, or x itself where wgrad is not quantized, or the parts of
-// an MxTensor.
+// What decides about this linear; x and w were checked.
+PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNeeds& needs);
+// Completes a plan with what the tensors of quantized_w say, and refuses those that do not fit it.
+void take_quantized_w(Plan& plan, const WeightArgs& args);
+
+// What backward needs: x as plan.kept_x says, and the form of w that dgrad contracts.
 struct LinearSaved {
   Quantized x, w_t;
 };
@@ -58,18 +65,16 @@ struct LinearStep {
   LinearSaved saved;
 };
 
-Need need_of_x(const Plan& plan, const LinearArgs& args);
+Need need_of_x(const Plan& plan);
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args);
 
 struct LinearGradArgs {
   const Tensor& dy;
   const LinearSaved& saved;
   const OptionalTensor& offs;
-  c10::SymInt num_groups;
   OptionalTensor main_grad;
   at::ScalarType x_dtype, w_dtype;
   bool needs_dx, needs_dw;
-  std::optional<std::string> mx_block = std::nullopt;  // of an x that came quantized
   const Forms* forms = nullptr;  // of a dy that a fused op quantized; then dy only has its rows
 };
 
@@ -84,7 +89,6 @@ void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved);
 LinearSaved unpack_saved(const torch::autograd::variable_list& list, size_t first);
 inline constexpr size_t kLinearSavedCount = 4;
 
-// FP8 and integers are not differentiable; what autograd could ask a gradient of.
 inline bool wants_grad(const Tensor& tensor) {
   return tensor.requires_grad() && c10::GradMode::is_enabled();
 }

@@ -3,20 +3,25 @@
 #include <ATen/ops/_scaled_grouped_mm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diff.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "moxie/core/gemm/grouped_mm.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
+#include "moxie/core/groups/groups.h"
+#include "moxie/core/layout/shape.h"
 #include "moxie/torch/exec.h"
-#include "moxie/torch/gemm/products.h"
-#include "moxie/torch/ops.h"
+#include "moxie/torch/gemm/multiply.h"
 
 namespace moxie::ops {
 namespace {
 
-Quantized dense(const Quantized& operand) {
-  return {ops::dense(operand.data), ops::dense(operand.scale)};
+constexpr size_t kScaleBytes = 4;  // four scales of a quad, or one f32, are one load
+
+Quantized aligned(const Quantized& operand) {
+  return {ops::aligned(operand.data), ops::aligned(*operand.scale, kScaleBytes)};
 }
 
 // Plain scales [.., outer, k] as [.., k / 4 * outer, 4]: of an MXTensor, of weights that were
@@ -34,7 +39,7 @@ Tensor in_quads(const Tensor& plain) {
 
 // An operand of Hopper's kernel. `of` is dense, and holds what the operand views.
 GemmOperand sm90_operand(const PassArgs& args, OperandForm as, Quantized& of) {
-  ScaleLayout layout = layout_in(args, of, as);
+  ScaleLayout layout = args.layout_of(of);
   if (layout == ScaleLayout::kPlain && k_of(as.block, as.form) == kQuadBlock) {
     of.scale = in_quads(*of.scale);
     layout = ScaleLayout::kQuads;
@@ -44,45 +49,44 @@ GemmOperand sm90_operand(const PassArgs& args, OperandForm as, Quantized& of) {
 
 }  // namespace
 
-OptionalTensor multiply_sm90(const PassArgs& args) {
+Tensor multiply_sm90(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
-  Quantized a = dense(args.a), b = dense(args.b);
+  Quantized a = aligned(args.a), b = aligned(args.b);
   const OptionalTensor offs = ops::dense(args.offs), bias = ops::dense(args.bias);
-  const GemmOperand a_operand = sm90_operand(args, form_of_a(args.recipe, args.pass), a);
-  const GemmOperand b_operand = sm90_operand(args, form_of_b(args.recipe, args.pass), b);
-  const FloatView result{nullptr, args.dtype == at::kFloat ? Format::kF32 : Format::kBf16,
-                         args.out};
-  if (args.pass == Pass::kWgrad) {
-    GroupedWgradArgs problem{.a = a_operand,
-                             .b = b_operand,
-                             .rows = args.num_rows,
-                             .offs = offs_view(offs),
-                             .out = result,
-                             .sum = args.sum()};
-    if (!why_not_sm90(problem).empty()) return std::nullopt;
+  const GemmOperand a_operand = sm90_operand(args, form_of_a(args.recipe(), args.pass), a);
+  const GemmOperand b_operand = sm90_operand(args, form_of_b(args.recipe(), args.pass), b);
+  if (args.pass != Pass::kWgrad) {
     const Tensor out = args.allocate();
-    problem.out = float_view(out);
-    grouped_wgrad(problem, scope.exec());
+    grouped_mm({.a = a_operand,
+                .b = b_operand,
+                .offs = offs_view(offs),
+                .bias = bias ? std::optional(const_float_view(*bias)) : std::nullopt,
+                .out = float_view(out)},
+               scope.exec());
     return out;
   }
-  GroupedMmArgs problem{
-      .a = a_operand, .b = b_operand, .offs = offs_view(offs), .bias = std::nullopt, .out = result};
-  if (bias) problem.bias = const_float_view(*bias);
-  if (!why_not_sm90(problem).empty()) return std::nullopt;
-  const Tensor out = args.allocate();
-  problem.out = float_view(out);
-  grouped_mm(problem, scope.exec());
-  return out;
+  // The kernel stores 16 bytes at a time: a gradient that begins elsewhere gets a sum of its own.
+  const bool adds = args.add_to && is_aligned(*args.add_to);
+  const Tensor out = adds || !args.add_to ? args.allocate() : at::empty_like(*args.add_to);
+  grouped_wgrad({.a = a_operand,
+                 .b = b_operand,
+                 .rows = args.num_rows,
+                 .offs = offs_view(offs),
+                 .out = float_view(out),
+                 .sum = adds ? Sum::kAdd : Sum::kOverwrite},
+                scope.exec());
+  return args.add_to && !adds ? args.add_to->add_(out) : out;
 }
 
 namespace {
 
-// Rows that no group covers are 0, the others have the bias.
-void finish(const PassArgs& args, const Tensor& offs, const Tensor& out, const Exec& exec) {
-  const OptionalTensor bias = ops::dense(args.bias);
-  std::optional<ConstFloatView> bias_view;
-  if (bias) bias_view = const_float_view(*bias);
-  finish_rows({.offs = const_view<int32_t>(offs), .bias = bias_view, .out = float_view(out)}, exec);
+// The ends of groups that are padded to the block.
+Tensor padded_ends(const Tensor& offs, int64_t block, const Exec& exec) {
+  const Tensor padded = at::empty_like(offs);
+  padded_offs(
+      {.offs = const_view<int32_t>(offs), .alignment = block, .padded = view<int32_t>(padded)},
+      exec);
+  return padded;
 }
 
 Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& offs) {
@@ -102,30 +106,21 @@ Tensor multiply_by_torch(const PassArgs& args, const Quantized& a, const Quantiz
   // Fast accumulation would leave the sums of a whole contraction to Hopper's tensor cores, which
   // keep fewer bits of them than f32 has.
   const Tensor out = at::_scaled_grouped_mm(
-      a.data, b.data.mT(), *a.scale, *b.scale, wgrad ? padded_offs(offs, row_block) : offs,
+      a.data, b.data.mT(), *a.scale, *b.scale,
+      wgrad ? padded_ends(offs, row_block, scope.exec()) : offs,
       /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/false);
   if (!wgrad) {
-    finish(args, offs, out, scope.exec());
+    finish_by_torch(args, offs, out, scope.exec());
     return out.to(args.dtype);
   }
   const Tensor dw = zeros_for_groups_without_rows(out, offs).to(args.dtype);
   return args.add_to ? args.add_to->add_(dw) : dw;
 }
 
-bool is_aligned(const Tensor& tensor) {
-  return reinterpret_cast<uintptr_t>(tensor.const_data_ptr()) % 16 == 0;
-}
-
 }  // namespace
 
-OptionalTensor multiply_sm90_rows(const PassArgs& args) {
-  Quantized a = dense(args.a), b = dense(args.b);
-  if (!why_not_sm90_rows({.rows = args.num_rows,
-                          .groups = args.offs ? args.offs->size(0) : 1,
-                          .result = args.dtype,
-                          .aligned = is_aligned(a.data) && is_aligned(b.data)})
-           .empty())
-    return std::nullopt;
+Tensor multiply_sm90_rows(const PassArgs& args) {
+  Quantized a = aligned(args.a), b = aligned(args.b);
   if (args.pass == Pass::kWgrad) {
     // [G, columns]: torch wants the scales of all groups in one dimension.
     a.scale = a.scale->flatten();
@@ -135,11 +130,11 @@ OptionalTensor multiply_sm90_rows(const PassArgs& args) {
 }
 
 Tensor multiply_sm100(const PassArgs& args) {
-  Quantized a = dense(args.a), b = dense(args.b);
-  // Those of a weight cache are bytes.
+  Quantized a = aligned(args.a), b = aligned(args.b);
+  // The scales of a weight cache are bytes.
   a.scale = a.scale->view(at::kFloat8_e8m0fnu);
   b.scale = b.scale->view(at::kFloat8_e8m0fnu);
-  return multiply_by_torch(args, a, b, args.recipe.wgrad_x.rows);
+  return multiply_by_torch(args, a, b, args.recipe().wgrad_x.rows);
 }
 
 }  // namespace moxie::ops

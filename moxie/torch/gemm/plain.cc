@@ -10,7 +10,7 @@
 #include <ATen/ops/zeros.h>
 
 #include "moxie/torch/exec.h"
-#include "moxie/torch/gemm/products.h"
+#include "moxie/torch/gemm/multiply.h"
 
 namespace moxie::ops {
 
@@ -71,18 +71,6 @@ Tensor multiply_cpu(const PassArgs& args) {
   return out;
 }
 
-// torch's grouped product takes bf16 in and out, rows of whole 16 bytes, and fewer than 1024
-// groups.
-bool takes_grouped_mm(const PassArgs& args, const Tensor& a, const Tensor& b) {
-  constexpr int64_t kAligned = 16 / sizeof(bf16);
-  constexpr int64_t kMostGroups = 1023;
-  const bool wgrad = args.pass == Pass::kWgrad;
-  return args.offs && args.offs->size(0) <= kMostGroups && !args.add_to &&
-         a.scalar_type() == at::kBFloat16 && args.dtype == at::kBFloat16 && a.numel() > 0 &&
-         b.numel() > 0 && a.size(1) % kAligned == 0 && b.size(-1) % kAligned == 0 &&
-         (wgrad || b.size(-2) % kAligned == 0);
-}
-
 // One group: torch's dense product.
 Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   if (args.pass == Pass::kWgrad) return at::mm(a.t(), b).unsqueeze(0);
@@ -91,8 +79,6 @@ Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   const Tensor bias = args.bias->dim() == 2 ? args.bias->select(0, 0) : *args.bias;
   return at::addmm(bias.to(a.scalar_type()), a, w);
 }
-
-bool has_kernel(at::ScalarType dtype) { return dtype == at::kFloat || dtype == at::kBFloat16; }
 
 // f64 and other dtypes of the identity recipe: every group's product with all rows, of which it
 // keeps its own. Slow, but no kernel to maintain, and no wait for the group sizes.
@@ -116,41 +102,69 @@ Tensor multiply_masked(const PassArgs& args, const Tensor& a, const Tensor& b, c
   return out;
 }
 
-Tensor multiply_cuda(const PassArgs& args) {
-  const DeviceScope scope(args.a.data.device());
-  const Tensor a = dense(args.a.data), b = dense(args.b.data);
-  const OptionalTensor offs = dense(args.offs), bias = dense(args.bias);
-  if (!offs && !args.add_to && a.scalar_type() == args.dtype) return multiply_dense(args, a, b);
-  if (!has_kernel(a.scalar_type()) || !has_kernel(args.dtype)) {
-    const Tensor end = at::full({1}, args.num_rows, a.options().dtype(at::kInt));
-    return multiply_masked(args, a.to(args.dtype), b.to(args.dtype), offs.value_or(end));
-  }
-  std::optional<ConstFloatView> bias_view;
-  if (bias) bias_view = const_float_view(*bias);
-  if (takes_grouped_mm(args, a, b)) {
-    // dy transposed times x is the order in which torch allows groups without rows.
-    if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);
-    const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, offs);
-    finish_rows({.offs = const_view<int32_t>(*offs), .bias = bias_view, .out = float_view(out)},
-                scope.exec());
-    return out;
-  }
+// Moxie's plain kernel.
+Tensor multiply_product(const PassArgs& args, const Tensor& a, const Tensor& b,
+                        const OptionalTensor& offs, const Exec& exec) {
+  const OptionalTensor bias = dense(args.bias);
   const Tensor out = args.allocate();
   product({.pass = args.pass,
            .a = const_float_view(a),
            .b = const_float_view(b),
            .offs = offs_view(offs),
-           .bias = bias_view,
+           .bias = bias ? std::optional(const_float_view(*bias)) : std::nullopt,
            .out = float_view(out),
            .sum = args.sum()},
-          scope.exec());
+          exec);
+  return out;
+}
+
+Tensor multiply_torch_grouped(const PassArgs& args, const Tensor& a, const Tensor& b,
+                              const Tensor& offs, const Exec& exec) {
+  // dy transposed times x is the order in which torch allows groups without rows.
+  if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);
+  const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, offs);
+  finish_by_torch(args, offs, out, exec);
   return out;
 }
 
 }  // namespace
 
+void finish_by_torch(const PassArgs& args, const Tensor& offs, const Tensor& out,
+                     const Exec& exec) {
+  const OptionalTensor bias = dense(args.bias);
+  finish_rows({.offs = const_view<int32_t>(offs),
+               .bias = bias ? std::optional(const_float_view(*bias)) : std::nullopt,
+               .out = float_view(out)},
+              exec);
+}
+
 Tensor multiply_plain(const PassArgs& args) {
-  return args.a.data.is_cpu() ? multiply_cpu(args) : multiply_cuda(args);
+  if (args.a.data.is_cpu()) return multiply_cpu(args);
+  const DeviceScope scope(args.a.data.device());
+  const Tensor a = aligned(args.a.data), b = aligned(args.b.data);
+  const OptionalTensor offs = dense(args.offs);
+  switch (args.plan.kernel) {
+    case Kernel::kMm: return multiply_dense(args, a, b);
+    case Kernel::kTorchGrouped: return multiply_torch_grouped(args, a, b, *offs, scope.exec());
+    case Kernel::kMasked: {
+      const Tensor end = at::full({1}, args.num_rows, a.options().dtype(at::kInt));
+      return multiply_masked(args, a.to(args.dtype), b.to(args.dtype), offs.value_or(end));
+    }
+    default: return multiply_product(args, a, b, offs, scope.exec());
+  }
+}
+
+Tensor multiply(const PassArgs& args) {
+  if (args.num_rows == 0) {  // nothing to multiply; some kernels take no empty operand
+    if (args.add_to) return *args.add_to;
+    return args.allocate().zero_();
+  }
+  switch (args.plan.kernel) {
+    case Kernel::kSm90: return multiply_sm90(args);
+    case Kernel::kSm90Rows: return multiply_sm90_rows(args);
+    case Kernel::kSm100: return multiply_sm100(args);
+    default: return args.a.scale || args.b.scale ? multiply_decoded(args) : multiply_plain(args);
+  }
 }
 
 }  // namespace moxie::ops

@@ -2,7 +2,7 @@
 #include "moxie/core/permute/permute_quantize.h"
 #include "moxie/core/swiglu/swiglu_quantize.h"
 #include "moxie/torch/exec.h"
-#include "moxie/torch/ops/forms.h"
+#include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
 
 namespace moxie::ops {
@@ -11,9 +11,6 @@ namespace {
 using Text = std::string_view;
 using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-
-Two two(const std::vector<Tensor>& out) { return {out[0], out[1]}; }
-Four four(const std::vector<Tensor>& out) { return {out[0], out[1], out[2], out[3]}; }
 
 SymShape check_h(const char* op, const Tensor& h) {
   check_float({op, "h", h});
@@ -24,108 +21,142 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
-std::vector<Tensor> swiglu_quantize_op(const char* op, const Tensor& h, const OptionalTensor& offs,
-                                       const FormsText& text) {
-  return with_op(op, [&] {
-    const SymShape a = check_h(op, h);
-    check_offs(op, offs, h);
-    const FormsRequest request = parse_forms(op, a, offs, text);
-    const auto out = allocate(forms_results(request), h);
-    if (h.is_meta()) return out;
-    const DeviceScope scope(h.device());
-    const Tensor from = dense(h);
-    const OptionalTensor ends = dense(offs);
-    moxie::swiglu_quantize({.h = const_float_view(from), .forms = forms_in(request, ends, out)},
-                           scope.exec());
-    return out;
-  });
+std::vector<Tensor> swiglu_quantize(const char* op, const Tensor& h, const OptionalTensor& offs,
+                                    const QuantizeSpec& spec) {
+  const SymShape a = check_h(op, h);
+  check_offs(op, offs, h);
+  const auto out = allocate(forms_results({op, a, offs, spec}), h);
+  if (h.is_meta()) return out;
+  const DeviceScope scope(h.device());
+  const Tensor from = dense(h);
+  const OptionalTensor ends = dense(offs);
+  moxie::swiglu_quantize({.h = const_float_view(from), .forms = forms_in(spec, ends, out)},
+                         scope.exec());
+  return out;
 }
 
 Two swiglu_quantize_rowwise(const Tensor& h, const OptionalTensor& offs, Text block, Text rule,
                             Text layout) {
-  return two(
-      swiglu_quantize_op("swiglu_quantize_rowwise", h, offs, {block, std::nullopt, rule, layout}));
+  constexpr const char* kOp = "swiglu_quantize_rowwise";
+  return with_op(kOp, [&] {
+    return two(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {block, {}, rule, layout})));
+  });
 }
 
-Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text rowwise_block,
-                          Text colwise_block, Text rule, Text layout) {
-  return four(swiglu_quantize_op("swiglu_quantize_both", h, offs,
-                                 {rowwise_block, colwise_block, rule, layout}));
+Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text rowwise, Text colwise,
+                          Text rule, Text layout) {
+  constexpr const char* kOp = "swiglu_quantize_both";
+  return with_op(kOp, [&] {
+    return four(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {rowwise, colwise, rule, layout})));
+  });
+}
+
+std::vector<Tensor> swiglu_quantize_packed(const Tensor& h, const OptionalTensor& offs,
+                                           int64_t spec) {
+  constexpr const char* kOp = "swiglu_quantize";
+  return with_op(kOp, [&] { return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec)); });
+}
+
+std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, const Tensor& h,
+                                             const OptionalTensor& offs, const QuantizeSpec& spec) {
+  check_shape({op, "da", da}, check_h(op, h));
+  check_device({op, "da", da}, h);
+  TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), op, ": da must be ", h.scalar_type(),
+                   " as h, got ", da.scalar_type());
+  check_offs(op, offs, h);
+  const auto out = allocate(forms_results({op, sym_shape(h), offs, spec}), h);
+  if (h.is_meta()) return out;
+  const DeviceScope scope(h.device());
+  const Tensor grad = dense(da), from = dense(h);
+  const OptionalTensor ends = dense(offs);
+  moxie::swiglu_backward_quantize({.da = const_float_view(grad),
+                                   .h = const_float_view(from),
+                                   .forms = forms_in(spec, ends, out)},
+                                  scope.exec());
+  return out;
 }
 
 Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h, const OptionalTensor& offs,
-                                   Text rowwise_block, Text colwise_block, Text rule, Text layout) {
+                                   Text rowwise, Text colwise, Text rule, Text layout) {
   constexpr const char* kOp = "swiglu_backward_quantize_both";
   return with_op(kOp, [&] {
-    check_shape({kOp, "da", da}, check_h(kOp, h));
-    check_device({kOp, "da", da}, h);
-    TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), kOp, ": da must be ", h.scalar_type(),
-                     " as h, got ", da.scalar_type());
-    check_offs(kOp, offs, h);
-    const FormsRequest request =
-        parse_forms(kOp, sym_shape(h), offs, {rowwise_block, colwise_block, rule, layout});
-    const auto out = allocate(forms_results(request), h);
-    if (h.is_meta()) return four(out);
-    const DeviceScope scope(h.device());
-    const Tensor grad = dense(da), from = dense(h);
-    const OptionalTensor ends = dense(offs);
-    moxie::swiglu_backward_quantize({.da = const_float_view(grad),
-                                     .h = const_float_view(from),
-                                     .forms = forms_in(request, ends, out)},
-                                    scope.exec());
-    return four(out);
+    const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
+    return four(swiglu_backward_quantize(kOp, da, h, offs, spec));
   });
 }
 
-std::vector<Tensor> permute_quantize_op(const char* op, const Tensor& x, const Tensor& slot_of,
-                                        int64_t top_k, const OptionalTensor& offs,
-                                        const FormsText& text) {
-  return with_op(op, [&] {
-    check_float({op, "x", x});
-    TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [tokens, dim], got ", x.dim(), " dims");
-    TORCH_CHECK_VALUE(top_k >= 1, op, ": top_k must be 1 or more, got ", top_k);
-    const c10::SymInt rows = x.sym_size(0) * top_k;
-    TORCH_CHECK_TYPE(slot_of.scalar_type() == at::kInt, op, ": slot_of must be torch.int32, got ",
-                     dtype_name(slot_of.scalar_type()));
-    check_shape({op, "slot_of", slot_of}, {rows});
-    check_device({op, "slot_of", slot_of}, x);
-    check_offs(op, offs, x);
-    const FormsRequest request = parse_forms(op, {rows, x.sym_size(1)}, offs, text);
-    const auto out = allocate(forms_results(request), x);
-    if (x.is_meta()) return out;
-    const DeviceScope scope(x.device());
-    const Tensor from = dense(x), slots = dense(slot_of);
-    const OptionalTensor ends = dense(offs);
-    moxie::permute_quantize({.x = const_float_view(from),
-                             .slot_of = const_view<int32_t>(slots),
-                             .top_k = top_k,
-                             .forms = forms_in(request, ends, out)},
-                            scope.exec());
-    return out;
-  });
+std::vector<Tensor> swiglu_backward_quantize_packed(const Tensor& da, const Tensor& h,
+                                                    const OptionalTensor& offs, int64_t spec) {
+  constexpr const char* kOp = "swiglu_backward_quantize";
+  return with_op(
+      kOp, [&] { return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec)); });
+}
+
+std::vector<Tensor> permute_quantize(const char* op, const Tensor& x, const Tensor& slot_of,
+                                     int64_t top_k, const OptionalTensor& offs,
+                                     const QuantizeSpec& spec) {
+  check_float({op, "x", x});
+  TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [tokens, dim], got ", x.dim(), " dims");
+  TORCH_CHECK_VALUE(top_k >= 1, op, ": top_k must be 1 or more, got ", top_k);
+  const c10::SymInt rows = x.sym_size(0) * top_k;
+  TORCH_CHECK_TYPE(slot_of.scalar_type() == at::kInt, op, ": slot_of must be torch.int32, got ",
+                   dtype_name(slot_of.scalar_type()));
+  check_shape({op, "slot_of", slot_of}, {rows});
+  check_device({op, "slot_of", slot_of}, x);
+  check_offs(op, offs, x);
+  const auto out = allocate(forms_results({op, {rows, x.sym_size(1)}, offs, spec}), x);
+  if (x.is_meta()) return out;
+  const DeviceScope scope(x.device());
+  const Tensor from = dense(x), slots = dense(slot_of);
+  const OptionalTensor ends = dense(offs);
+  moxie::permute_quantize({.x = const_float_view(from),
+                           .slot_of = const_view<int32_t>(slots),
+                           .top_k = top_k,
+                           .forms = forms_in(spec, ends, out)},
+                          scope.exec());
+  return out;
 }
 
 Two permute_quantize_rowwise(const Tensor& x, const Tensor& slot_of, int64_t top_k,
                              const OptionalTensor& offs, Text block, Text rule, Text layout) {
-  return two(permute_quantize_op("permute_quantize_rowwise", x, slot_of, top_k, offs,
-                                 {block, std::nullopt, rule, layout}));
+  constexpr const char* kOp = "permute_quantize_rowwise";
+  return with_op(kOp, [&] {
+    const QuantizeSpec spec = parse_forms(kOp, {block, {}, rule, layout});
+    return two(permute_quantize(kOp, x, slot_of, top_k, offs, spec));
+  });
 }
 
 Four permute_quantize_both(const Tensor& x, const Tensor& slot_of, int64_t top_k,
-                           const OptionalTensor& offs, Text rowwise_block, Text colwise_block,
-                           Text rule, Text layout) {
-  return four(permute_quantize_op("permute_quantize_both", x, slot_of, top_k, offs,
-                                  {rowwise_block, colwise_block, rule, layout}));
+                           const OptionalTensor& offs, Text rowwise, Text colwise, Text rule,
+                           Text layout) {
+  constexpr const char* kOp = "permute_quantize_both";
+  return with_op(kOp, [&] {
+    const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
+    return four(permute_quantize(kOp, x, slot_of, top_k, offs, spec));
+  });
 }
 
-}  // namespace
+std::vector<Tensor> permute_quantize_packed(const Tensor& x, const Tensor& slot_of, int64_t top_k,
+                                            const OptionalTensor& offs, int64_t spec) {
+  constexpr const char* kOp = "permute_quantize";
+  return with_op(kOp, [&] {
+    return permute_quantize(kOp, x, slot_of, top_k, offs, unpack<QuantizeSpec>(spec));
+  });
+}
 
-void register_fused(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("swiglu_quantize_rowwise", TORCH_FN(swiglu_quantize_rowwise));
   m.impl("swiglu_quantize_both", TORCH_FN(swiglu_quantize_both));
   m.impl("swiglu_backward_quantize_both", TORCH_FN(swiglu_backward_quantize_both));
   m.impl("permute_quantize_rowwise", TORCH_FN(permute_quantize_rowwise));
   m.impl("permute_quantize_both", TORCH_FN(permute_quantize_both));
+  m.impl("_swiglu_quantize", TORCH_FN(swiglu_quantize_packed));
+  m.impl("_swiglu_backward_quantize", TORCH_FN(swiglu_backward_quantize_packed));
+  m.impl("_permute_quantize", TORCH_FN(permute_quantize_packed));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

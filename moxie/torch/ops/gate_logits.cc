@@ -36,8 +36,10 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
   });
 }
 
+void register_ops(torch::Library& m) { m.impl("gate_logits", TORCH_FN(gate_logits_op)); }
+
 }  // namespace
 
-void register_gate_logits(torch::Library& m) { m.impl("gate_logits", TORCH_FN(gate_logits_op)); }
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

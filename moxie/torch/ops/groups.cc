@@ -149,14 +149,16 @@ Tensor padded_offs(const Tensor& offs, int64_t alignment) {
   });
 }
 
-}  // namespace
-
-void register_groups(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("pad_groups", TORCH_FN(pad_groups));
   m.impl("pad_groups.out", TORCH_FN(pad_groups_out));
   m.impl("unpad_groups", TORCH_FN(unpad_groups));
   m.impl("unpad_groups.out", TORCH_FN(unpad_groups_out));
   m.impl("padded_offs", TORCH_FN(padded_offs));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

@@ -136,12 +136,14 @@ Tensor unpermute_weights_op(const Tensor& dout, const Tensor& rows, const Tensor
   });
 }
 
-}  // namespace
-
-void register_permute(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("permute", TORCH_FN(permute_op));
   m.impl("unpermute", TORCH_FN(unpermute_op));
   m.impl("unpermute_weights", TORCH_FN(unpermute_weights_op));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

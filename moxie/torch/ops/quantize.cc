@@ -1,116 +1,211 @@
-#include "moxie/core/quantize/quantize.h"
+#include "moxie/torch/ops/quantize.h"
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/where.h>
+
+#include "moxie/core/layout/parse.h"
+#include "moxie/core/row_scale/row_scale.h"
 #include "moxie/torch/exec.h"
-#include "moxie/torch/ops/forms.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/view.h"
 
 namespace moxie::ops {
 namespace {
 
-struct Request {
-  const Tensor& x;
-  FormsRequest forms;
-};
-
-Results results_of(const Request& request) {
-  const auto& [x, forms] = request;
-  check_float({forms.op, "x", x});
-  check_matrix_or_stack({forms.op, "x", x});
-  check_offs(forms.op, forms.offs, x);
-  return forms_results(forms);
+Results results_of(const char* op, const Tensor& x, const OptionalTensor& offs,
+                   const QuantizeSpec& spec) {
+  check_float({op, "x", x});
+  check_matrix_or_stack({op, "x", x});
+  check_offs(op, offs, x);
+  return forms_results({op, sym_shape(x), offs, spec});
 }
 
-void run(const Request& request, const std::vector<Tensor>& out) {
-  if (request.x.is_meta()) return;
-  const DeviceScope scope(request.x.device());
-  const Tensor x = dense(request.x);
-  const OptionalTensor offs = dense(request.forms.offs);
-  quantize(args_of(const_float_view(x), forms_in(request.forms, offs, out)), scope.exec());
+// As if every scale had been chosen one power of two too small: the top of each block clips.
+void make_scales_too_small(const std::vector<Tensor>& out) {
+  for (size_t i = 0; i < out.size(); i += 2) {
+    const Tensor& data = out[i];
+    data.view(at::kByte).copy_(
+        (data.to(at::kFloat) * 2).clamp(-448, 448).to(at::kFloat8_e4m3fn).view(at::kByte));
+    const Tensor code = out[i + 1].view(at::kByte);
+    code.copy_(at::where((code > 0) & (code < kE8m0Nan), code - 1, code));
+  }
 }
 
-std::vector<Tensor> call(const Request& request) {
-  const auto out = allocate(results_of(request), request.x);
-  run(request, out);
+void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& spec,
+         const std::vector<Tensor>& out) {
+  if (tensor.is_meta()) return;
+  const DeviceScope scope(tensor.device());
+  const Tensor x = dense(tensor);
+  const OptionalTensor offs = dense(ends);
+  if (spec.scaling == Scaling::kBlock) {
+    moxie::quantize(args_of(const_float_view(x), forms_in(spec, offs, out)), scope.exec());
+    if (spec.scales_too_small) make_scales_too_small(out);
+    return;
+  }
+  RowScaleArgs args{.x = const_float_view(x), .offs = offs_view(offs)};
+  auto next = out.begin();
+  const auto operand = [&] {
+    const auto qdata = view<e4m3>(*next++);
+    return RowScaleOperand{qdata, view<float>(*next++)};
+  };
+  if (spec.rowwise) args.rowwise = operand();
+  if (spec.colwise) args.colwise = operand();
+  quantize_row_scale(args, scope.exec());
+}
+
+}  // namespace
+
+Results forms_results(const FormsArgs& args) {
+  const auto& [op, x, offs, spec] = args;
+  const bool by_row = spec.scaling == Scaling::kRow;
+  const auto dtype = by_row ? at::kFloat : at::kFloat8_e8m0fnu;
+  Results results;
+  const auto add = [&](Form form, Block block, const char* qdata, const char* scale) {
+    if (!by_row) {
+      check_block(op, form, block, offs);
+      check_layout(op, form, block, spec.layout);
+    }
+    const auto shape = by_row ? row_scale_shape(x, num_groups(offs), form)
+                              : operand_shape(x, num_groups(offs), form, block, spec.layout);
+    results.push_back({qdata, at::kFloat8_e4m3fn, shape.qdata});
+    results.push_back({scale, dtype, shape.scale});
+  };
+  if (spec.rowwise) add(Form::kRowwise, *spec.rowwise, "qdata", "scale");
+  if (spec.colwise) add(Form::kColwise, *spec.colwise, "qdata_t", "scale_t");
+  return results;
+}
+
+QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
+                       const std::vector<Tensor>& out) {
+  QuantizeForms forms{.offs = offs_view(offs), .rule = spec.rule};
+  auto next = out.begin();
+  const auto operand = [&](Block block) {
+    const auto qdata = view<e4m3>(*next++);
+    return Operand{block, spec.layout, qdata, view<e8m0>(*next++)};
+  };
+  if (spec.rowwise) forms.rowwise = operand(*spec.rowwise);
+  if (spec.colwise) forms.colwise = operand(*spec.colwise);
+  return forms;
+}
+
+std::vector<Tensor> quantize(const char* op, const Tensor& x, const OptionalTensor& offs,
+                             const QuantizeSpec& spec) {
+  const auto out = allocate(results_of(op, x, offs, spec), x);
+  run(x, offs, spec, out);
   return out;
 }
 
-void call_out(const Request& request, const std::vector<Tensor>& out) {
-  check_out(request.forms.op, results_of(request), out, {request.x, request.forms.offs});
-  run(request, out);
+void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
+                   const QuantizeSpec& spec, const std::vector<Tensor>& out) {
+  check_out(op, results_of(op, x, offs, spec), out, {x, offs});
+  run(x, offs, spec, out);
   mark_written(out);
 }
 
-constexpr const char* kRowwiseOp = "quantize_rowwise";
-constexpr const char* kColwiseOp = "quantize_colwise";
-constexpr const char* kBothOp = "quantize_both";
-
-using Text = std::string_view;
-
-Request parse(const char* op, const Tensor& x, const OptionalTensor& offs,
-              std::optional<Text> rowwise, std::optional<Text> colwise, Text rule, Text layout) {
-  check_matrix_or_stack({op, "x", x});  // before its shape is looked at
-  return {x, parse_forms(op, sym_shape(x), offs, {rowwise, colwise, rule, layout})};
+QuantizeSpec parse_forms(const char* op, const FormsText& text) {
+  const bool both = text.rowwise && text.colwise;
+  QuantizeSpec spec{.rule = parse_rule(text.rule, op), .layout = parse_layout(text.layout, op)};
+  if (text.rowwise) spec.rowwise = parse_block(*text.rowwise, op, both ? "rowwise_block" : "block");
+  if (text.colwise) spec.colwise = parse_block(*text.colwise, op, both ? "colwise_block" : "block");
+  return spec;
 }
 
-std::tuple<Tensor, Tensor> quantize_rowwise(const Tensor& x, const OptionalTensor& offs, Text block,
-                                            Text rule, Text layout) {
+namespace {
+
+constexpr const char *kRowwiseOp = "quantize_rowwise", *kColwiseOp = "quantize_colwise",
+                     *kBothOp = "quantize_both", *kPerRowOp = "quantize_per_row",
+                     *kPerColOp = "quantize_per_col";
+constexpr QuantizeSpec kPerRow{.scaling = Scaling::kRow, .rowwise = Block{}},
+    kPerCol{.scaling = Scaling::kRow, .colwise = Block{}};
+
+using Text = std::string_view;
+using Two = std::tuple<Tensor, Tensor>;
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+
+Two quantize_rowwise(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
+                     Text layout) {
   return with_op(kRowwiseOp, [&] {
-    const auto out = call(parse(kRowwiseOp, x, offs, block, {}, rule, layout));
-    return std::tuple(out[0], out[1]);
+    return two(quantize(kRowwiseOp, x, offs, parse_forms(kRowwiseOp, {block, {}, rule, layout})));
   });
 }
 
 void quantize_rowwise_out(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
                           Text layout, const Tensor& qdata, const Tensor& scale) {
   with_op(kRowwiseOp, [&] {
-    call_out(parse(kRowwiseOp, x, offs, block, {}, rule, layout), {qdata, scale});
+    quantize_into(kRowwiseOp, x, offs, parse_forms(kRowwiseOp, {block, {}, rule, layout}),
+                  {qdata, scale});
   });
 }
 
-std::tuple<Tensor, Tensor> quantize_colwise(const Tensor& x, const OptionalTensor& offs, Text block,
-                                            Text rule, Text layout) {
+Two quantize_colwise(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
+                     Text layout) {
   return with_op(kColwiseOp, [&] {
-    const auto out = call(parse(kColwiseOp, x, offs, {}, block, rule, layout));
-    return std::tuple(out[0], out[1]);
+    return two(quantize(kColwiseOp, x, offs, parse_forms(kColwiseOp, {{}, block, rule, layout})));
   });
 }
 
 void quantize_colwise_out(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
                           Text layout, const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kColwiseOp, [&] {
-    call_out(parse(kColwiseOp, x, offs, {}, block, rule, layout), {qdata_t, scale_t});
+    quantize_into(kColwiseOp, x, offs, parse_forms(kColwiseOp, {{}, block, rule, layout}),
+                  {qdata_t, scale_t});
   });
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> quantize_both(const Tensor& x,
-                                                         const OptionalTensor& offs,
-                                                         Text rowwise_block, Text colwise_block,
-                                                         Text rule, Text layout) {
+Four quantize_both(const Tensor& x, const OptionalTensor& offs, Text rowwise, Text colwise,
+                   Text rule, Text layout) {
   return with_op(kBothOp, [&] {
-    const auto out = call(parse(kBothOp, x, offs, rowwise_block, colwise_block, rule, layout));
-    return std::tuple(out[0], out[1], out[2], out[3]);
+    return four(quantize(kBothOp, x, offs, parse_forms(kBothOp, {rowwise, colwise, rule, layout})));
   });
 }
 
-void quantize_both_out(const Tensor& x, const OptionalTensor& offs, Text rowwise_block,
-                       Text colwise_block, Text rule, Text layout, const Tensor& qdata,
-                       const Tensor& scale, const Tensor& qdata_t, const Tensor& scale_t) {
+void quantize_both_out(const Tensor& x, const OptionalTensor& offs, Text rowwise, Text colwise,
+                       Text rule, Text layout, const Tensor& qdata, const Tensor& scale,
+                       const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kBothOp, [&] {
-    call_out(parse(kBothOp, x, offs, rowwise_block, colwise_block, rule, layout),
-             {qdata, scale, qdata_t, scale_t});
+    quantize_into(kBothOp, x, offs, parse_forms(kBothOp, {rowwise, colwise, rule, layout}),
+                  {qdata, scale, qdata_t, scale_t});
   });
 }
 
-}  // namespace
+Two quantize_per_row(const Tensor& x, const OptionalTensor& offs) {
+  return with_op(kPerRowOp, [&] { return two(quantize(kPerRowOp, x, offs, kPerRow)); });
+}
 
-void register_quantize(torch::Library& m) {
+void quantize_per_row_out(const Tensor& x, const OptionalTensor& offs, const Tensor& qdata,
+                          const Tensor& scale) {
+  with_op(kPerRowOp, [&] { quantize_into(kPerRowOp, x, offs, kPerRow, {qdata, scale}); });
+}
+
+Two quantize_per_col(const Tensor& x, const OptionalTensor& offs) {
+  return with_op(kPerColOp, [&] { return two(quantize(kPerColOp, x, offs, kPerCol)); });
+}
+
+void quantize_per_col_out(const Tensor& x, const OptionalTensor& offs, const Tensor& qdata_t,
+                          const Tensor& scale_t) {
+  with_op(kPerColOp, [&] { quantize_into(kPerColOp, x, offs, kPerCol, {qdata_t, scale_t}); });
+}
+
+std::vector<Tensor> quantize_packed(const Tensor& x, const OptionalTensor& offs, int64_t spec) {
+  return with_op("quantize",
+                 [&] { return quantize("quantize", x, offs, unpack<QuantizeSpec>(spec)); });
+}
+
+void register_ops(torch::Library& m) {
   m.impl("quantize_rowwise", TORCH_FN(quantize_rowwise));
   m.impl("quantize_rowwise.out", TORCH_FN(quantize_rowwise_out));
   m.impl("quantize_colwise", TORCH_FN(quantize_colwise));
   m.impl("quantize_colwise.out", TORCH_FN(quantize_colwise_out));
   m.impl("quantize_both", TORCH_FN(quantize_both));
   m.impl("quantize_both.out", TORCH_FN(quantize_both_out));
+  m.impl("quantize_per_row", TORCH_FN(quantize_per_row));
+  m.impl("quantize_per_row.out", TORCH_FN(quantize_per_row_out));
+  m.impl("quantize_per_col", TORCH_FN(quantize_per_col));
+  m.impl("quantize_per_col.out", TORCH_FN(quantize_per_col_out));
+  m.impl("_quantize", TORCH_FN(quantize_packed));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

@@ -3,7 +3,7 @@
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/view.h"
+#include "moxie/torch/ops/requantize.h"
 
 namespace moxie::ops {
 namespace {
@@ -14,10 +14,7 @@ struct Request {
   const Tensor& qdata;
   const Tensor& scale;
   const OptionalTensor& offs;
-  Block block, colwise_block;
-  ScaleRule rule;
-  ScaleLayout layout;  // of the result
-  ScaleLayout from_layout;
+  RequantizeSpec spec;
 };
 
 using Text = std::string_view;
@@ -27,15 +24,16 @@ Request parse(const Tensor& qdata, const Tensor& scale, const OptionalTensor& of
   return {qdata,
           scale,
           offs,
-          parse_block(block, kOp, "block"),
-          parse_block(colwise_block, kOp, "colwise_block"),
-          parse_rule(rule, kOp),
-          parse_layout(layout, kOp),
-          parse_layout(from_layout, kOp, "from_layout")};
+          {.block = parse_block(block, kOp, "block"),
+           .from_layout = parse_layout(from_layout, kOp, "from_layout"),
+           .colwise = parse_block(colwise_block, kOp, "colwise_block"),
+           .rule = parse_rule(rule, kOp),
+           .layout = parse_layout(layout, kOp)}};
 }
 
 Results results_of(const Request& request) {
-  const auto& [qdata, scale, offs, block, colwise_block, rule, layout, from_layout] = request;
+  const auto& [qdata, scale, offs, spec] = request;
+  const auto& [block, from_layout, colwise_block, rule, layout] = spec;
   check_e4m3({kOp, "qdata", qdata});
   check_e8m0({kOp, "scale", scale});
   check_matrix_or_stack({kOp, "qdata", qdata});
@@ -57,26 +55,34 @@ void run(const Request& request, const std::vector<Tensor>& out) {
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
-  moxie::requantize(
-      {.block = request.block,
-       .from_layout = request.from_layout,
-       .qdata = const_view<e4m3>(qdata),
-       .scale = const_view<e8m0>(scale),
-       .offs = offs_view(offs),
-       .colwise = {request.colwise_block, request.layout, view<e4m3>(out[0]), view<e8m0>(out[1])},
-       .rule = request.rule},
-      scope.exec());
+  moxie::requantize({.block = request.spec.block,
+                     .from_layout = request.spec.from_layout,
+                     .qdata = const_view<e4m3>(qdata),
+                     .scale = const_view<e8m0>(scale),
+                     .offs = offs_view(offs),
+                     .colwise = {request.spec.colwise, request.spec.layout, view<e4m3>(out[0]),
+                                 view<e8m0>(out[1])},
+                     .rule = request.spec.rule},
+                    scope.exec());
+}
+
+std::vector<Tensor> call(const Request& request) {
+  const auto out = allocate(results_of(request), request.qdata);
+  run(request, out);
+  return out;
 }
 
 std::tuple<Tensor, Tensor> requantize(const Tensor& qdata, const Tensor& scale,
                                       const OptionalTensor& offs, Text block, Text colwise_block,
                                       Text rule, Text layout, Text from_layout) {
   return with_op(kOp, [&] {
-    const auto request = parse(qdata, scale, offs, block, colwise_block, rule, layout, from_layout);
-    const auto out = allocate(results_of(request), qdata);
-    run(request, out);
-    return std::tuple(out[0], out[1]);
+    return two(call(parse(qdata, scale, offs, block, colwise_block, rule, layout, from_layout)));
   });
+}
+
+std::vector<Tensor> requantize_packed(const Tensor& qdata, const Tensor& scale,
+                                      const OptionalTensor& offs, int64_t packed) {
+  return with_op(kOp, [&] { return call({qdata, scale, offs, unpack<RequantizeSpec>(packed)}); });
 }
 
 void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,
@@ -91,11 +97,14 @@ void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTens
   });
 }
 
-}  // namespace
-
-void register_requantize(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("requantize", TORCH_FN(requantize));
   m.impl("requantize.out", TORCH_FN(requantize_out));
+  m.impl("_requantize", TORCH_FN(requantize_packed));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

@@ -62,11 +62,13 @@ std::tuple<Tensor, Tensor, Tensor> route_op(const Tensor& ids, int64_t num_exper
   });
 }
 
-}  // namespace
-
-void register_route(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("top_k", TORCH_FN(top_k_op));
   m.impl("route", TORCH_FN(route_op));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

@@ -3,7 +3,7 @@
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/view.h"
+#include "moxie/torch/ops/token_scale.h"
 
 namespace moxie::ops {
 namespace {
@@ -28,25 +28,26 @@ Block parse_scale_block(std::string_view text, const char* op, Form form) {
   return block;
 }
 
-Tensor swizzle_scale(const Tensor& scale, const OptionalTensor& offs, std::string_view form_text) {
+Tensor swizzle(const char* op, const Tensor& scale, const OptionalTensor& offs, Form form) {
+  check_scale(op, "scale", scale);
+  check_offs(op, offs, scale);
+  const Tensor out =
+      allocate_scale("swizzled", swizzled_shape(sym_shape(scale), num_groups(offs), form), scale);
+  if (scale.is_meta()) return out;
+  const DeviceScope scope(scale.device());
+  const Tensor plain = dense(scale);
+  const OptionalTensor dense_offs = dense(offs);
+  moxie::swizzle_scale({.form = form,
+                        .plain = const_view<e8m0>(plain),
+                        .offs = offs_view(dense_offs),
+                        .swizzled = view<e8m0>(out)},
+                       scope.exec());
+  return out;
+}
+
+Tensor swizzle_scale(const Tensor& scale, const OptionalTensor& offs, std::string_view form) {
   constexpr const char* kOp = "swizzle_scale";
-  return with_op(kOp, [&] {
-    const Form form = parse_form(form_text, kOp);
-    check_scale(kOp, "scale", scale);
-    check_offs(kOp, offs, scale);
-    const Tensor out =
-        allocate_scale("swizzled", swizzled_shape(sym_shape(scale), num_groups(offs), form), scale);
-    if (scale.is_meta()) return out;
-    const DeviceScope scope(scale.device());
-    const Tensor plain = dense(scale);
-    const OptionalTensor dense_offs = dense(offs);
-    moxie::swizzle_scale({.form = form,
-                          .plain = const_view<e8m0>(plain),
-                          .offs = offs_view(dense_offs),
-                          .swizzled = view<e8m0>(out)},
-                         scope.exec());
-    return out;
-  });
+  return with_op(kOp, [&] { return swizzle(kOp, scale, offs, parse_form(form, kOp)); });
 }
 
 // A swizzled matrix and a stack of flattened ones both have two dims. The width tells which it is:
@@ -91,29 +92,46 @@ Tensor unswizzle_scale(const Tensor& swizzled, c10::SymInt rows, c10::SymInt col
   });
 }
 
-Tensor replicate_scale(const Tensor& scale, c10::SymInt outer, c10::SymInt k,
-                       std::string_view block_text, std::string_view form_text) {
+Tensor replicate(const char* op, const Tensor& scale, const c10::SymInt& outer,
+                 const c10::SymInt& k, Block block, Form form) {
+  check_scale(op, "scale", scale);
+  check_size(op, "outer", outer);
+  check_size(op, "k", k);
+  const c10::SymInt cols = ceil_div(k, c10::SymInt(kMxBlock));
+  const auto shape =
+      scale.dim() == 3 ? SymShape(scale.sym_size(0), outer, cols) : SymShape(outer, cols);
+  check_shape({op, "scale", scale}, compact_shape(shape, form, block));
+  const Tensor out = allocate_scale("replicated", shape, scale);
+  if (scale.is_meta()) return out;
+  const DeviceScope scope(scale.device());
+  const Tensor compact = dense(scale);
+  moxie::replicate_scale({.form = form,
+                          .block = block,
+                          .compact = const_view<e8m0>(compact),
+                          .replicated = view<e8m0>(out)},
+                         scope.exec());
+  return out;
+}
+
+Tensor replicate_scale(const Tensor& scale, c10::SymInt outer, c10::SymInt k, std::string_view text,
+                       std::string_view form_text) {
   constexpr const char* kOp = "replicate_scale";
   return with_op(kOp, [&] {
     const Form form = parse_form(form_text, kOp);
-    const Block block = parse_scale_block(block_text, kOp, form);
-    check_scale(kOp, "scale", scale);
-    check_size(kOp, "outer", outer);
-    check_size(kOp, "k", k);
-    const c10::SymInt cols = ceil_div(k, c10::SymInt(kMxBlock));
-    const auto shape =
-        scale.dim() == 3 ? SymShape(scale.sym_size(0), outer, cols) : SymShape(outer, cols);
-    check_shape({kOp, "scale", scale}, compact_shape(shape, form, block));
-    const Tensor out = allocate_scale("replicated", shape, scale);
-    if (scale.is_meta()) return out;
-    const DeviceScope scope(scale.device());
-    const Tensor compact = dense(scale);
-    moxie::replicate_scale({.form = form,
-                            .block = block,
-                            .compact = const_view<e8m0>(compact),
-                            .replicated = view<e8m0>(out)},
-                           scope.exec());
-    return out;
+    return replicate(kOp, scale, outer, k, parse_scale_block(text, kOp, form), form);
+  });
+}
+
+Tensor token_scale(const Tensor& scale, const OptionalTensor& offs, c10::SymInt rows,
+                   c10::SymInt cols, int64_t packed) {
+  constexpr const char* kOp = "token_scale";
+  return with_op(kOp, [&] {
+    const auto spec = unpack<TokenScaleSpec>(packed);
+    const Tensor per_32 = spec.block == Block{1, kMxBlock}
+                              ? scale
+                              : replicate(kOp, scale, rows, cols, spec.block, Form::kRowwise);
+    return spec.layout == ScaleLayout::kSwizzled ? swizzle(kOp, per_32, offs, Form::kRowwise)
+                                                 : per_32;
   });
 }
 
@@ -137,13 +155,16 @@ Tensor compact_scale(const Tensor& scale, std::string_view block_text, std::stri
   });
 }
 
-}  // namespace
-
-void register_scale_layout(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("swizzle_scale", TORCH_FN(swizzle_scale));
   m.impl("unswizzle_scale", TORCH_FN(unswizzle_scale));
   m.impl("replicate_scale", TORCH_FN(replicate_scale));
   m.impl("compact_scale", TORCH_FN(compact_scale));
+  m.impl("_token_scale", TORCH_FN(token_scale));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

@@ -50,8 +50,10 @@ Tensor sum_groups(const Tensor& x, const OptionalTensor& offs) {
   });
 }
 
+void register_ops(torch::Library& m) { m.impl("sum_groups", TORCH_FN(sum_groups)); }
+
 }  // namespace
 
-void register_sum_groups(torch::Library& m) { m.impl("sum_groups", TORCH_FN(sum_groups)); }
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

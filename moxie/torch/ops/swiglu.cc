@@ -65,11 +65,13 @@ Tensor swiglu_backward_op(const Tensor& da, const Tensor& h) {
   });
 }
 
-}  // namespace
-
-void register_swiglu(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("swiglu", TORCH_FN(swiglu_op));
   m.impl("swiglu_backward", TORCH_FN(swiglu_backward_op));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace moxie::ops

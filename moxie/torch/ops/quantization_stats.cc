@@ -13,10 +13,8 @@
 
 #include <limits>
 
-#include "moxie/core/row_scale/dequantize_row_scale.h"
-#include "moxie/torch/exec.h"
-#include "moxie/torch/gemm/operands.h"
-#include "moxie/torch/ops.h"
+#include "moxie/torch/ops/dequantize.h"
+#include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
 
 namespace moxie {
@@ -35,8 +33,8 @@ constexpr const char* kOp = "quantization_stats";
 // Which operand of a product a tensor is.
 struct Part {
   bool weights;
+  bool gradient;  // dy
   Form form;
-  Role role;  // tokens
 };
 
 Part parse_part(const std::optional<std::string_view>& text, const Tensor& x) {
@@ -44,8 +42,9 @@ Part parse_part(const std::optional<std::string_view>& text, const Tensor& x) {
   for (const char* known : kStatsParts) {
     if (name != known) continue;
     const std::string_view stem = name.substr(0, name.find('_'));
-    return {stem == "w", stem == name ? Form::kRowwise : Form::kColwise,
-            stem == "dy" ? Role::kDy : Role::kX};
+    return {.weights = stem == "w",
+            .gradient = stem == "dy",
+            .form = stem == name ? Form::kRowwise : Form::kColwise};
   }
   fail(kOp, ": part must be x, w, x_t, w_t, dy or dy_t, got '", name, "'");
 }
@@ -59,47 +58,37 @@ void check(const Recipe& recipe, const Part& part, const Tensor& x, const Option
   check_offs(kOp, offs, x);
 }
 
-Quantized quantized(const Plan& plan, const Part& part, const Tensor& x,
-                    const OptionalTensor& offs) {
+Block block_of(const Recipe& recipe, const Part& part) {
   const bool rowwise = part.form == Form::kRowwise;
-  const Need need = rowwise ? Need::kRowwise : Need::kColwise;
-  const Forms forms = part.weights ? quantize_weights(plan, x, need)
-                                   : quantize_tokens(plan, x, offs, part.role, need);
-  return rowwise ? forms.rowwise : forms.colwise;
+  if (part.weights) return rowwise ? recipe.weights : recipe.weights_t();
+  if (rowwise) return recipe.activations;
+  return part.gradient ? recipe.wgrad_dy : recipe.wgrad_x;
+}
+
+bool is_quantized(const Recipe& recipe, const Part& part) {
+  const bool of_wgrad = !part.weights && part.form == Form::kColwise;
+  return of_wgrad ? recipe.quantizes_wgrad() : recipe.quantizes();
 }
 
 // What the elements stand for with these scales, in f32 and in the order of x.
-Tensor decode(const Recipe& recipe, const Part& part, const Quantized& from, const Tensor& x,
-              const OptionalTensor& offs) {
-  if (recipe.scaling == Scaling::kRow) {
-    const DeviceScope scope(x.device());
-    const Tensor out = at::empty(x.sizes(), x.options().dtype(at::kFloat));
-    const OptionalTensor ends = dense(offs);
-    dequantize_row_scale({.form = part.form,
-                          .qdata = const_view<e4m3>(from.data),
-                          .scale = const_view<float>(*from.scale),
-                          .offs = offs_view(ends),
-                          .x = float_view(out)},
-                         scope.exec());
-    return out;
-  }
-  const Block token_block = part.role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy;
-  if (part.form == Form::kRowwise) {
-    const std::string block = name(part.weights ? recipe.weights : recipe.activations);
-    return dequantize_rowwise(from.data, *from.scale,
-                              {.offs = offs, .block = block, .dtype = at::kFloat});
-  }
-  const std::string block = name(part.weights ? recipe.weights_t() : token_block);
-  return dequantize_colwise(from.data, *from.scale, x.size(-2),
-                            {.offs = offs, .block = block, .dtype = at::kFloat});
+Tensor decode(const Recipe& recipe, const Part& part, const std::vector<Tensor>& from,
+              const Tensor& x, const OptionalTensor& offs) {
+  return dequantize({.op = kOp,
+                     .form = part.form,
+                     .qdata = from[0],
+                     .scale = from[1],
+                     .offs = offs,
+                     .block = block_of(recipe, part),
+                     .num_rows = x.sym_size(-2),
+                     .dtype = at::kFloat,
+                     .scaling = recipe.scaling});
 }
 
 // With every scale 1: the elements themselves.
-Quantized unscaled(const Quantized& from) {
+std::vector<Tensor> unscaled(const std::vector<Tensor>& from) {
   constexpr int64_t kCodeOfOne = 127;
-  return {from.data,
-          at::full(from.scale->sizes(), kCodeOfOne, from.scale->options().dtype(at::kByte))
-              .view(at::kFloat8_e8m0fnu)};
+  return {from[0], at::full(from[1].sizes(), kCodeOfOne, from[1].options().dtype(at::kByte))
+                       .view(at::kFloat8_e8m0fnu)};
 }
 
 Tensor energy(const Tensor& values) {
@@ -108,13 +97,19 @@ Tensor energy(const Tensor& values) {
 
 Tensor compute(const Recipe& recipe, const Part& part, const Tensor& x,
                const OptionalTensor& offs) {
-  const Plan plan{recipe, to_text(recipe), Path::kEmulated};
-  const Quantized elements = quantized(plan, part, x, offs);
   Tensor values = recipe.keeps_dtype ? x : x.to(at::kFloat);
-  Tensor decoded =
-      elements.scale ? decode(recipe, part, elements, x, offs) : elements.data.to(values.dtype());
+  Tensor decoded = recipe.keeps_dtype ? x : x.to(at::kBFloat16).to(at::kFloat);
+  std::vector<Tensor> elements;
+  if (is_quantized(recipe, part)) {
+    QuantizeSpec spec{.scaling = recipe.scaling,
+                      .rule = recipe.rule,
+                      .scales_too_small = recipe.scales_too_small};
+    (part.form == Form::kRowwise ? spec.rowwise : spec.colwise) = block_of(recipe, part);
+    elements = quantize(kOp, x, offs, spec);
+    decoded = decode(recipe, part, elements, x, offs);
+  }
   Tensor count = at::full({}, x.numel(), values.options().dtype(at::kDouble));
-  if (offs) {  // rows past the last group are nobody's
+  if (offs) {  // rows past the last group count as nothing
     const Tensor end = offs->select(0, -1);
     const Tensor covered = (at::arange(x.size(0), offs->options()) < end).unsqueeze(-1);
     values = at::where(covered, values, 0);
@@ -123,7 +118,7 @@ Tensor compute(const Recipe& recipe, const Part& part, const Tensor& x,
   }
   const Tensor flushed = ((values != 0) & (decoded == 0)).sum().to(at::kDouble);
   Tensor clipped = at::zeros_like(count);
-  const bool can_clip = recipe.scaling == Scaling::kBlock && elements.scale &&
+  const bool can_clip = recipe.scaling == Scaling::kBlock && !elements.empty() &&
                         (recipe.rule == ScaleRule::kFloor || recipe.rule == ScaleRule::kEven);
   if (can_clip) {
     // Past half a step above the largest element, that is 464 / 448 of what it stands for.
@@ -152,12 +147,14 @@ void add_once_op(const Tensor& total, const Tensor& addend) {
   total.add_(addend);
 }
 
-}  // namespace
-
-void register_stats(torch::Library& m) {
+void register_ops(torch::Library& m) {
   m.impl("quantization_stats", TORCH_FN(quantization_stats_op));
   m.impl("_add_once_", TORCH_FN(add_once_op));
 }
+
+}  // namespace
+
+MOXIE_REGISTER_OPS(register_ops)
 
 }  // namespace ops
 }  // namespace moxie

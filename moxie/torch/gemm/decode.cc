@@ -1,58 +1,37 @@
+// FP8 operands, decoded for a product in high precision: the whole operand, or on a CPU panel by
+// panel.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
 
 #include "moxie/core/gemm/decode.h"
-#include "moxie/core/row_scale/dequantize_row_scale.h"
 #include "moxie/torch/exec.h"
-#include "moxie/torch/gemm/products.h"
-#include "moxie/torch/ops.h"
+#include "moxie/torch/gemm/multiply.h"
+#include "moxie/torch/ops/dequantize.h"
 
 namespace moxie::ops {
 namespace {
 
-// ---- the whole operand, in its natural order
-// -----------------------------------------------------
-
-Tensor decode_rows(const PassArgs& args, const Quantized& operand, Form form,
-                   at::ScalarType dtype) {
-  const DeviceScope scope(operand.data.device());
-  const Tensor qdata = dense(operand.data), scale = dense(*operand.scale);
-  const bool colwise = form == Form::kColwise, stack = qdata.dim() == 3;
-  std::vector<int64_t> sizes = qdata.sizes().vec();
-  if (colwise && stack) sizes = {sizes[0], sizes[2], sizes[1]};
-  if (colwise && !stack) sizes = {args.num_rows, sizes[0]};
-  const Tensor x = at::empty(sizes, qdata.options().dtype(dtype));
-  const OptionalTensor offs = stack ? std::nullopt : dense(args.offs);
-  dequantize_row_scale({.form = form,
-                        .qdata = const_view<e4m3>(qdata),
-                        .scale = const_view<float>(scale),
-                        .offs = offs_view(offs),
-                        .x = float_view(x)},
-                       scope.exec());
-  return x;
-}
-
+// In its natural order.
 Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm as) {
   if (!operand.scale) return operand.data;
   // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
-  const auto dtype = wide ? at::kFloat : at::kBFloat16;
-  if (args.recipe.scaling == Scaling::kRow) return decode_rows(args, operand, as.form, dtype);
-  const Tensor scale = operand.scale->view(at::kFloat8_e8m0fnu);  // a weight cache has bytes
-  const std::string block = name(as.block);
-  const bool stack = operand.data.dim() == 3;
-  const DequantizeOptions options{.offs = stack ? std::nullopt : args.offs,
-                                  .block = block,
-                                  .dtype = dtype,
-                                  .scale_layout = name(layout_in(args, operand, as))};
-  if (as.form == Form::kRowwise) return dequantize_rowwise(operand.data, scale, options);
-  return dequantize_colwise(operand.data, scale, stack ? operand.data.size(2) : args.num_rows,
-                            options);
+  const bool stack = operand.data.dim() == 3, by_row = args.recipe().scaling == Scaling::kRow;
+  const OptionalTensor offs = stack ? std::nullopt : args.offs;
+  // The scales of a weight cache are bytes.
+  const Tensor scale = by_row ? *operand.scale : operand.scale->view(at::kFloat8_e8m0fnu);
+  return dequantize({.op = name(args.pass),
+                     .form = as.form,
+                     .qdata = operand.data,
+                     .scale = scale,
+                     .offs = offs,
+                     .block = as.block,
+                     .num_rows = stack ? operand.data.size(2) : args.num_rows,
+                     .dtype = wide ? at::kFloat : at::kBFloat16,
+                     .layout = args.layout_of(operand),
+                     .scaling = args.recipe().scaling});
 }
-
-// ---- a CPU: panel by panel
-// -----------------------------------------------------------------------
 
 // Rows of either operand that are decoded at a time. 1024 rows of 1024 to 8192 are 2 to 16 MB in
 // bf16, what a core's caches hold or nearly; each is multiplied with about as many, so decoding is
@@ -65,7 +44,7 @@ class Panelled {
   Panelled(const Quantized& operand, OperandForm as, at::ScalarType dtype)
       : qdata_(dense(operand.data)),
         scale_(dense(*operand.scale)),
-        operand_(gemm_operand({qdata_, scale_}, as)),
+        operand_(gemm_operand({qdata_, scale_}, as, ScaleLayout::kPlain)),
         dtype_(dtype) {}
 
   int64_t outer() const { return qdata_.size(-2); }
@@ -131,8 +110,8 @@ Tensor multiply_by_panels(const PassArgs& args) {
   const DeviceScope scope(args.a.data.device());
   const Tensor out = args.allocate();
   const bool wgrad = args.pass == Pass::kWgrad;
-  Panelled a(args.a, form_of_a(args.recipe, args.pass), args.dtype);
-  Panelled b(args.b, form_of_b(args.recipe, args.pass), args.dtype);
+  Panelled a(args.a, form_of_a(args.recipe(), args.pass), args.dtype);
+  Panelled b(args.b, form_of_b(args.recipe(), args.pass), args.dtype);
   const OptionalTensor offs = dense(args.offs);
   const Panels panels =
       make_panels(name(args.pass), {args.num_rows, a.k()}, offs_view(offs), Backend::kCpu);
@@ -172,17 +151,16 @@ Tensor multiply_by_panels(const PassArgs& args) {
 
 }  // namespace
 
-Tensor multiply_emulated(const PassArgs& args) {
-  const OperandForm as_a = form_of_a(args.recipe, args.pass),
-                    as_b = form_of_b(args.recipe, args.pass);
-  const bool by_panels = args.a.data.is_cpu() && args.recipe.scaling == Scaling::kBlock &&
-                         args.a.scale && args.b.scale &&
-                         layout_in(args, args.a, as_a) == ScaleLayout::kPlain &&
-                         layout_in(args, args.b, as_b) == ScaleLayout::kPlain;
-  if (by_panels) return multiply_by_panels(args);
+Tensor multiply_decoded(const PassArgs& args) {
+  const auto is_plain = [&](const Quantized& operand) {
+    return operand.scale && args.layout_of(operand) == ScaleLayout::kPlain;
+  };
+  if (args.a.data.is_cpu() && args.recipe().scaling == Scaling::kBlock && is_plain(args.a) &&
+      is_plain(args.b))
+    return multiply_by_panels(args);
   PassArgs decoded = args;
-  decoded.a = {decode_whole(args, args.a, as_a), {}};
-  decoded.b = {decode_whole(args, args.b, as_b), {}};
+  decoded.a = {decode_whole(args, args.a, form_of_a(args.recipe(), args.pass)), {}};
+  decoded.b = {decode_whole(args, args.b, form_of_b(args.recipe(), args.pass)), {}};
   return multiply_plain(decoded);
 }
 

@@ -1,0 +1,98 @@
+#include "moxie/torch/autograd/operands.h"
+
+#include "moxie/torch/ops.h"
+#include "moxie/torch/packed_ops.h"
+
+namespace moxie::ops {
+namespace {
+
+// What a pass without quantization multiplies: bf16, unless the recipe keeps the dtype.
+Forms in_high_precision(const Recipe& recipe, const Tensor& x) {
+  const Tensor plain = recipe.keeps_dtype ? x : x.to(at::kBFloat16);
+  return {{plain, {}}, {plain, {}}};
+}
+
+Forms as_forms(const std::vector<Tensor>& made, Need need) {
+  switch (need) {
+    case Need::kRowwise: return {{made[0], made[1]}, {}};
+    case Need::kColwise: return {{}, {made[0], made[1]}};
+    case Need::kBoth: break;
+  }
+  return {{made[0], made[1]}, {made[2], made[3]}};
+}
+
+}  // namespace
+
+Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
+                      Need need) {
+  const Recipe& recipe = plan.recipe;
+  if (!recipe.quantizes()) return in_high_precision(recipe, x);
+  if (recipe.quantizes_wgrad() || need == Need::kRowwise)
+    return as_forms(packed::quantize(x, offs, tokens_spec(plan, role, need)), need);
+  Forms forms;
+  if (need == Need::kBoth) forms = quantize_tokens(plan, x, offs, role, Need::kRowwise);
+  forms.colwise = {x.to(at::kBFloat16), {}};
+  return forms;
+}
+
+bool fuses(const Plan& plan, Need need) {
+  return plan.fuses && (plan.recipe.quantizes_wgrad() || need == Need::kRowwise);
+}
+
+Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {
+  return as_forms(packed::swiglu_quantize(h, offs, tokens_spec(plan, Role::kX, need)), need);
+}
+
+Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
+                               const OptionalTensor& offs) {
+  const QuantizeSpec spec = tokens_spec(plan, Role::kDy, Need::kBoth);
+  return as_forms(packed::swiglu_backward_quantize(da, h, offs, spec), Need::kBoth);
+}
+
+Forms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
+                        const OptionalTensor& offs, Need need) {
+  const QuantizeSpec spec = tokens_spec(plan, Role::kX, need);
+  return as_forms(packed::permute_quantize(x, *permutation.slot_of, permutation.top_k, offs, spec),
+                  need);
+}
+
+Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
+  if (!plan.recipe.quantizes()) return in_high_precision(plan.recipe, w);
+  return as_forms(packed::quantize(w, {}, weights_spec(plan.recipe, plan.layout, need)), need);
+}
+
+void check_quantized_x(const Recipe& recipe, const char* op, const MxTensor& x) {
+  TORCH_CHECK_VALUE(recipe.scaling == Scaling::kBlock, op, ": x is an MXTensor in blocks of ",
+                    x.block,
+                    ", and this recipe has none; x.dequantize() is a plain tensor, and the recipes "
+                    "mxfp8_* have blocks");
+  const std::string wanted = name(recipe.activations);
+  TORCH_CHECK_VALUE(x.block == wanted || (x.block == "1x128" && wanted == "1x32"), op,
+                    ": x is an MXTensor in blocks of ", x.block,
+                    ", and the recipe takes activations in blocks of ", wanted,
+                    "; quantize it so, or take a recipe with activations=", x.block);
+}
+
+Quantized rowwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
+  const Block block = *plan.quantized_x;
+  const bool swizzles = plan.x_layout == ScaleLayout::kSwizzled;
+  // A block of 128 is four of 32 with one scale.
+  if (block == plan.recipe.activations && !swizzles) return x;
+  return {x.data, packed::token_scale(*x.scale, offs, x.data.sym_size(0), x.data.sym_size(1),
+                                      {.block = block, .layout = plan.x_layout})};
+}
+
+Quantized colwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
+  const Block block = *plan.quantized_x;
+  if (!plan.recipe.quantizes_wgrad())
+    return {packed::dequantize_tokens(x, {.block = block, .layout = ScaleLayout::kPlain}), {}};
+  const auto made = packed::requantize(x, offs,
+                                       {.block = block,
+                                        .from_layout = ScaleLayout::kPlain,
+                                        .colwise = plan.recipe.wgrad_x,
+                                        .rule = plan.recipe.rule,
+                                        .layout = plan.layout});
+  return {made[0], made[1]};
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,94 @@
+// Structs of small fields as one integer: what a graph carries in place of text. The integer is the
+// same in every process.
+//
+// A struct lists its fields once, for both directions:
+//
+//   template <class Self, class F> static void fields(Self& self, F&& f) { f(self.rule, 2); ... }
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <optional>
+#include <type_traits>
+
+#include "moxie/core/format/block.h"
+
+namespace moxie::ops {
+
+inline constexpr int kBlockBits = 3;  // an index into kBlocks
+
+class BitWriter {
+ public:
+  template <class T>
+  void operator()(const T& value, int bits) {
+    put(static_cast<uint64_t>(value), bits);
+  }
+  void operator()(const Block& block) {
+    for (size_t i = 0; i < std::size(kBlocks); ++i)
+      if (kBlocks[i] == block) return put(i, kBlockBits);
+    TORCH_INTERNAL_ASSERT(false, "no such block: ", name(block));
+  }
+  void operator()(const std::optional<Block>& block) {
+    put(block.has_value(), 1);
+    (*this)(block.value_or(kBlocks[0]));
+  }
+  int64_t value() const { return static_cast<int64_t>(value_); }
+
+ private:
+  void put(uint64_t value, int bits) {
+    TORCH_INTERNAL_ASSERT(value < uint64_t{1} << bits && at_ + bits < 63);
+    value_ |= value << at_;
+    at_ += bits;
+  }
+  uint64_t value_ = 0;
+  int at_ = 0;
+};
+
+class BitReader {
+ public:
+  explicit BitReader(int64_t value) : value_(static_cast<uint64_t>(value)) {}
+
+  template <class T>
+  void operator()(T& value, int bits) {
+    value = static_cast<T>(take(bits));
+  }
+  void operator()(Block& block) {
+    const uint64_t index = take(kBlockBits);
+    TORCH_CHECK_VALUE(index < std::size(kBlocks), "moxie: not a packed block: ", index);
+    block = kBlocks[index];
+  }
+  void operator()(std::optional<Block>& block) {
+    const bool present = take(1) != 0;
+    Block of;
+    (*this)(of);
+    block = present ? std::optional(of) : std::nullopt;
+  }
+  bool is_at_end() const { return value_ == 0; }
+
+ private:
+  uint64_t take(int bits) {
+    const uint64_t field = value_ & ((uint64_t{1} << bits) - 1);
+    value_ >>= bits;
+    return field;
+  }
+  uint64_t value_;
+};
+
+template <class Struct>
+int64_t pack(const Struct& from) {
+  BitWriter writer;
+  Struct::fields(from, writer);
+  return writer.value();
+}
+
+template <class Struct>
+Struct unpack(int64_t value) {
+  Struct to;
+  BitReader reader(value);
+  Struct::fields(to, reader);
+  TORCH_CHECK_VALUE(reader.is_at_end(), "moxie: not a packed value: ", value);
+  return to;
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,65 @@
+// The quantizers as functions of types: what an op does once its text is parsed or its integer is
+// unpacked. On Meta tensors they check and allocate, no more.
+#pragma once
+
+#include "moxie/core/quantize/quantize.h"
+#include "moxie/torch/recipe.h"
+#include "moxie/torch/view.h"
+
+namespace moxie::ops {
+
+// The forms that a quantizer makes of a tensor, and how. One integer in a graph (bits.h).
+struct QuantizeSpec {
+  Scaling scaling = Scaling::kBlock;  // or kRow, where a form's block says only that it is wanted
+  std::optional<Block> rowwise = std::nullopt, colwise = std::nullopt;
+  ScaleRule rule = ScaleRule::kRceil;
+  ScaleLayout layout = ScaleLayout::kPlain;
+  bool scales_too_small = false;  // of the recipe broken_scales
+
+  template <class Self, class F>
+  static void fields(Self& self, F&& f) {
+    f(self.scaling, 2);
+    f(self.rowwise);
+    f(self.colwise);
+    f(self.rule, 2);
+    f(self.layout, 2);
+    f(self.scales_too_small, 1);
+  }
+};
+
+// What is quantized, with the names that messages use.
+struct FormsArgs {
+  const char* op;
+  SymShape x;  // of what is quantized: it need not be in memory
+  const OptionalTensor& offs;
+  const QuantizeSpec& spec;
+};
+
+// Checks all that can be checked without data, and says what comes back: qdata and scale, qdata_t
+// and scale_t, of the forms asked for. Every overload and every device goes through here, Meta too,
+// so the shapes that are traced are the shapes that run.
+Results forms_results(const FormsArgs& args);
+
+// The same tensors as the core takes them; offs are dense.
+QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
+                       const std::vector<Tensor>& out);
+
+// x [R, C] or [G, N, K], bf16 or f32
+std::vector<Tensor> quantize(const char* op, const Tensor& x, const OptionalTensor& offs,
+                             const QuantizeSpec& spec);
+void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
+                   const QuantizeSpec& spec, const std::vector<Tensor>& out);
+
+// The blocks of an op that is given them as text; an argument is called block where there is one.
+struct FormsText {
+  std::optional<std::string_view> rowwise, colwise;
+  std::string_view rule, layout;
+};
+QuantizeSpec parse_forms(const char* op, const FormsText& text);
+
+inline std::tuple<Tensor, Tensor> two(const std::vector<Tensor>& out) { return {out[0], out[1]}; }
+inline std::tuple<Tensor, Tensor, Tensor, Tensor> four(const std::vector<Tensor>& out) {
+  return {out[0], out[1], out[2], out[3]};
+}
+
+}  // namespace moxie::ops

@@ -1,0 +1,233 @@
+"""A call is planned once, where it enters: what runs is what explain says, and no text travels below it."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.library import opcheck
+from torch.profiler import ProfilerActivity, profile
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import moxie
+import moxie.nn
+from grouped_reference import gaussian
+from support import assert_same_bytes
+from test_opcheck import FP8, tensors_in
+
+RECIPES = moxie.recipe_names()
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # of programs that this one starts
+
+
+class Calls(TorchDispatchMode):
+    """Every op of moxie that crosses the dispatcher below autograd, with its arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "moxie":
+            self.calls.append((func, args, kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def counts() -> dict[str, int]:
+    parsed, planned = torch.ops.moxie._counts()
+    return {"parsed": parsed, "planned": planned}
+
+
+def layer_and_input(recipe: str, device: str, **kwargs):
+    torch.manual_seed(1)
+    layer = moxie.nn.MoE(64, 96, 4, 2, recipe=recipe, device=device, dtype=torch.bfloat16, **kwargs)
+    return layer, torch.randn(50, 64, device=device, dtype=torch.bfloat16, requires_grad=True)
+
+
+# ---- one plan, one text --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cache", (False, True), ids=("quantized each time", "cached"))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_layer_parses_one_text_makes_one_plan_and_passes_no_text_on(recipe, cache, device):
+    layer, x = layer_and_input(recipe, device, weight_cache=cache)
+    before = counts()
+    with Calls() as seen:
+        y = layer(x)
+    forward = counts()
+    assert forward["parsed"] - before["parsed"] == 1, "expert_mlp is the one public call with a recipe"
+    assert forward["planned"] - before["planned"] == 1
+    with Calls() as seen_backward:
+        y.backward(torch.ones_like(y))
+    assert counts() == forward, "backward reads the plan that forward made"
+    calls = seen.calls + seen_backward.calls
+    assert any(func is torch.ops.moxie.grouped_mm.quantized for func, _, _ in calls)
+    for func, args, kwargs in calls:
+        assert not [value for value in (*args, *kwargs.values()) if isinstance(value, str)], func
+
+
+def test_a_product_of_a_quantized_x_passes_no_text_on(device):
+    from moxie.mx_tensor import MXTensor
+
+    problem = gaussian([40, 0, 33], 64, 96, device=device)
+    for recipe, block in (("mxfp8_rceil", "1x32"), ("mxfp8_rceil", "1x128"), ("mxfp8_rceil_wgrad_with_hp", "1x32")):
+        x, w = MXTensor.to_mx(problem.x.requires_grad_(), block=block), problem.w.detach().requires_grad_()
+        before = counts()
+        with Calls() as seen:
+            moxie.grouped_mm(x, w, problem.offs, recipe=recipe).backward(problem.dy)
+        assert counts() == {name: count + 1 for name, count in before.items()}
+        inside = [call for call in seen.calls if call[0] is not torch.ops.moxie.grouped_mm.mx]
+        for func, args, kwargs in inside:
+            assert not [value for value in (*args, *kwargs.values()) if isinstance(value, str)], func
+
+
+@pytest.mark.parametrize("recipe", ("mxfp8_rceil_128", "mxfp8_rceil", "fp8_rowwise", "bf16"))
+def test_the_ops_that_a_layer_calls_obey_torch(recipe, device):
+    layer, x = layer_and_input(recipe, device)
+    with Calls() as seen:
+        layer(x).sum().backward()
+    checked = set()
+    for func, args, kwargs in seen.calls:
+        if func in checked or not (func._overloadname == "quantized" or func._schema.name.startswith("moxie::_")):
+            continue
+        checked.add(func)
+        fp8 = any(t.dtype in FP8 for t in tensors_in(args, kwargs).values())
+        checks = ["test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
+        opcheck(func, args, kwargs, test_utils=checks if fp8 else ["test_schema", *checks])
+    assert torch.ops.moxie.grouped_mm.quantized in checked
+
+
+# ---- what explain says is what runs ----------------------------------------------------------------------------------------------
+
+
+def products_of(call, device: str) -> set[str]:
+    """The products that the profiler sees: torch's ops, and the kernels of Moxie on a GPU."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
+    with profile(activities=activities) as seen:
+        call()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    names = {event.key for event in seen.key_averages()}
+    found = {short for short, ops in (("mm", ("aten::mm", "aten::addmm")), ("torch._grouped_mm", ("aten::_grouped_mm",)),
+                                      ("scaled", ("aten::_scaled_grouped_mm",))) if names & set(ops)}
+    found |= {"sm90" for name in names if "sm90::gemm_kernel" in name}
+    return found | {"product" for name in names if "product_kernel" in name}
+
+
+def said(told, device: str) -> set[str]:
+    """What explain says of passes, in the words of products_of."""
+    kernels = {one.kernel.removeprefix("decode, ") for one in told}
+    if device == "cpu":
+        kernels -= {"sm90"}  # its reference is no op of torch
+    return {"scaled" if kernel in ("sm90_rows", "sm100") else kernel for kernel in kernels}
+
+
+@pytest.mark.parametrize("n, k", ((64, 96), (48, 80), (40, 72), (33, 50)))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_explain_names_the_products_that_run(recipe, n, k, device):
+    """On a CPU also where it is taken for a GPU."""
+    for gpu in ("", "sm90", "other") if device == "cpu" else ("",):
+        for dtype in (torch.bfloat16, torch.float32):
+            torch.ops.moxie._pretend_gpu(gpu)
+            try:
+                told = moxie.explain(recipe, n, k, rows=73, groups=3, device=device, dtype=dtype)
+                if device == "cpu" and told.forward.kernel == "sm90_rows":
+                    continue  # torch has it on a GPU alone
+                problem, results = gaussian([40, 0, 33], n, k, device=device, dtype=dtype), []
+                x, w = problem.x.requires_grad_(), problem.w.requires_grad_()
+                ran = products_of(lambda: results.append(moxie.grouped_mm(x, w, problem.offs, recipe=recipe)), device)
+                assert ran == said([told.forward], device), (gpu, told)
+                ran = products_of(lambda: results[0].backward(problem.dy), device)
+                assert ran == said([told.dgrad, told.wgrad], device), (gpu, told)
+            finally:
+                torch.ops.moxie._pretend_gpu("")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_explain_counts_the_bytes_that_are_kept(recipe, device):
+    for rows, groups, n, k in ((73, 3, 64, 96), (500, 1, 48, 80), (10, 40, 33, 50)):
+        saved = []
+        x = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
+        w = torch.empty(groups, n, k, dtype=torch.bfloat16, device="meta", requires_grad=True)
+        offs = torch.empty(groups, dtype=torch.int32, device="meta")
+        told = moxie.explain(recipe, n, k, rows=rows, groups=groups, device="cpu", needs_dx=False)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+            moxie.grouped_mm(x, w, offs, recipe=recipe)
+        assert sum(t.nbytes for t in saved if t.dtype != torch.int32) == told.x_bytes and told.w_bytes == 0
+
+
+# ---- a graph on disk -------------------------------------------------------------------------------------------------------------
+
+COMPILED = """
+import os, sys
+import torch, moxie, moxie.nn
+from torch._dynamo.utils import counters
+
+for recipe in sys.argv[3:]:  # other recipes first: what a graph carries must not depend on what a process has seen
+    moxie.grouped_mm(torch.randn(8, 64), torch.randn(1, 64, 64), recipe=recipe)
+torch.manual_seed(1)
+layer = moxie.nn.MoE(64, 96, 4, 2, recipe=sys.argv[1])
+x = torch.randn(50, 64, requires_grad=True)
+y = torch.compile(layer, fullgraph=True)(x)
+y.backward(torch.ones_like(y))
+torch.save([y.detach(), x.grad, *(p.grad for p in layer.parameters())], sys.argv[2])
+print(counters["aot_autograd"]["autograd_cache_hit"])
+"""
+
+
+def test_a_graph_that_another_process_cached_on_disk_gives_the_same_bytes(tmp_path):
+    environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
+
+    def run(name: str, *others: str) -> tuple[int, list[torch.Tensor]]:
+        done = subprocess.run([sys.executable, "-c", COMPILED, "mxfp8_rceil_128", str(tmp_path / name), *others],
+                              env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr[-2000:]
+        return int(done.stdout.split()[-1]), torch.load(tmp_path / name)
+
+    first_hits, first = run("first.pt")
+    second_hits, second = run("second.pt", "mxfp8_floor", "fp8_rowwise", "mxfp8_rceil:weights=128x32", "bf16")
+    assert first_hits == 0 and second_hits > 0, "the second process loads the graph of the first"
+    assert_same_bytes(second, first)
+
+
+def test_the_compile_cache_is_tagged_with_the_library(tmp_path):
+    file = pathlib.Path(next(path for path in torch.ops.loaded_libraries if "moxie" in path)).stat()
+    assert f"moxie-{file.st_size}-{file.st_mtime_ns}" in torch.compiler.config.cache_key_tag
+
+
+# ---- a recipe that is slower than bf16 ---------------------------------------------------------------------------------------------
+
+WARNING = """
+import sys, warnings
+import torch, moxie
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+if len(sys.argv) > 2:
+    warnings.simplefilter("ignore")
+torch.ops.moxie._pretend_gpu(sys.argv[1], gpus_only=True)
+for recipe in ("mxfp8_rceil_128", "bf16", "mxfp8_emulated_rceil"):  # fast, or asked for
+    moxie.grouped_mm(torch.randn(8, 64), torch.randn(1, 64, 64), recipe="mxfp8_rceil")  # on a CPU, which promises no speed
+    with FakeTensorMode():
+        moxie.grouped_mm(torch.empty(8, 64, device="cuda"), torch.empty(1, 64, 64, device="cuda"), recipe=recipe)
+print("until now", file=sys.stderr)
+for _ in range(3):
+    with FakeTensorMode():
+        moxie.grouped_mm(torch.empty(8, 64, device="cuda"), torch.empty(1, 64, 64, device="cuda"), recipe="mxfp8_rceil")
+"""
+
+
+def warned(*args: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-c", WARNING, *args], env=ENVIRONMENT, capture_output=True, text=True, check=True)
+    return tuple(done.stderr.split("until now"))
+
+
+def test_a_recipe_that_is_slower_than_bf16_on_this_gpu_warns_once_and_names_another():
+    before, after = warned("sm90")
+    assert "takes longer than bf16" not in before
+    assert after.count("takes longer than bf16 on this GPU") == 1 and "mxfp8_rceil_128 is the recipe for it" in after
+    assert "takes longer" not in warned("sm100")[1]
+
+
+def test_the_warning_is_silenced_as_any_other():
+    assert "takes longer" not in warned("sm90", "silent")[1]
