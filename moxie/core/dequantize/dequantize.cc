@@ -1,5 +1,6 @@
 #include "moxie/core/dequantize/dequantize.h"
 
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/dequantize/backends.h"
 
 namespace moxie {
@@ -13,13 +14,10 @@ void dequantize(const DequantizeArgs& args, const Exec& exec) {
   const bool rowwise = args.form == Form::kRowwise;
   check_shape("dequantize", rowwise ? "qdata" : "qdata_t", args.qdata.shape, expected.qdata);
   check_shape("dequantize", rowwise ? "scale" : "scale_t", args.scale.shape, expected.scale);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::dequantize(args, panels);
-    case Backend::kCpu: return cpu::dequantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::dequantize(args, panels, exec.stream);
-  }
-  fail_without_cuda("dequantize");
+  dispatch(
+      "dequantize", exec, [&] { ref::dequantize(args, panels); },
+      [&] { cpu::dequantize(args, panels, exec); },
+      [&](auto stream) { cuda::dequantize(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/gemm/grouped_mm.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/gemm/backends.h"
 
 namespace moxie {
@@ -28,11 +29,13 @@ Panels check(const GroupedMmArgs& args, Backend backend) {
 
 void grouped_mm(const GroupedMmArgs& args, const Exec& exec) {
   const Panels panels = check(args, exec.backend);
-  if (exec.backend != Backend::kCuda) return ref::grouped_mm(args, panels);
-  const std::string reason = why_not_sm90(args);
-  MOXIE_CHECK(reason.empty(), "grouped_mm: ", reason);
-  if constexpr (kHasCuda) return sm90::grouped_mm(args, panels, exec.stream);
-  fail_without_cuda("grouped_mm");
+  if (exec.backend == Backend::kCuda) {
+    const std::string reason = why_not_sm90(args);
+    MOXIE_CHECK(reason.empty(), "grouped_mm: ", reason);
+  }
+  dispatch(
+      "grouped_mm", exec, [&] { ref::grouped_mm(args, panels); },
+      [&](auto stream) { sm90::grouped_mm(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/gemm/grouped_wgrad.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/gemm/backends.h"
 
 namespace moxie {
@@ -30,11 +31,13 @@ Panels check(const GroupedWgradArgs& args, Backend backend) {
 
 void grouped_wgrad(const GroupedWgradArgs& args, const Exec& exec) {
   const Panels panels = check(args, exec.backend);
-  if (exec.backend != Backend::kCuda) return ref::grouped_wgrad(args, panels);
-  const std::string reason = why_not_sm90(args);
-  MOXIE_CHECK(reason.empty(), "grouped_wgrad: ", reason);
-  if constexpr (kHasCuda) return sm90::grouped_wgrad(args, panels, exec.stream);
-  fail_without_cuda("grouped_wgrad");
+  if (exec.backend == Backend::kCuda) {
+    const std::string reason = why_not_sm90(args);
+    MOXIE_CHECK(reason.empty(), "grouped_wgrad: ", reason);
+  }
+  dispatch(
+      "grouped_wgrad", exec, [&] { ref::grouped_wgrad(args, panels); },
+      [&](auto stream) { sm90::grouped_wgrad(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/gemm/product.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/gemm/backends.h"
 
 namespace moxie {
@@ -38,17 +39,17 @@ Panels check(const ProductArgs& args, Backend backend) {
 
 void product(const ProductArgs& args, const Exec& exec) {
   const Panels panels = check(args, exec.backend);
-  if (exec.backend != Backend::kCuda) return ref::product(args, panels);
-  if constexpr (kHasCuda) return cuda::product(args, panels, exec.stream);
-  fail_without_cuda("product");
+  dispatch(
+      "product", exec, [&] { ref::product(args, panels); },
+      [&](auto stream) { cuda::product(args, panels, stream); });
 }
 
 void finish_rows(const FinishRowsArgs& args, const Exec& exec) {
   const Panels panels = make_panels("finish_rows", args.out.shape, args.offs, exec.backend);
   check_bias("finish_rows", args.bias, panels.count, panels.cols);
-  if (exec.backend != Backend::kCuda) return ref::finish_rows(args, panels);
-  if constexpr (kHasCuda) return cuda::finish_rows(args, panels, exec.stream);
-  fail_without_cuda("finish_rows");
+  dispatch(
+      "finish_rows", exec, [&] { ref::finish_rows(args, panels); },
+      [&](auto stream) { cuda::finish_rows(args, panels, stream); });
 }
 
 }  // namespace moxie

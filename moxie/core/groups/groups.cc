@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/groups/backends.h"
 
 namespace moxie {
@@ -33,13 +34,9 @@ void pad_groups(const PadGroupsArgs& args, const Exec& exec) {
   check_shape(kOp, "padded", args.padded.shape, {rows, args.x.dim(1)});
   check_shape(kOp, "starts", args.starts.shape, {groups});
   check_shape(kOp, "ends", args.ends.shape, {groups});
-  switch (exec.backend) {
-    case Backend::kRef: return ref::pad_groups(args);
-    case Backend::kCpu: return cpu::pad_groups(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::pad_groups(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::pad_groups(args); }, [&] { cpu::pad_groups(args, exec); },
+      [&](auto stream) { cuda::pad_groups(args, stream); });
 }
 
 void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec) {
@@ -58,13 +55,9 @@ void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec) {
                   " for ", rows, " rows");
     }
   }
-  switch (exec.backend) {
-    case Backend::kRef: return ref::unpad_groups(args);
-    case Backend::kCpu: return cpu::unpad_groups(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::unpad_groups(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::unpad_groups(args); }, [&] { cpu::unpad_groups(args, exec); },
+      [&](auto stream) { cuda::unpad_groups(args, stream); });
 }
 
 void padded_offs(const PaddedOffsArgs& args, const Exec& exec) {
@@ -73,13 +66,9 @@ void padded_offs(const PaddedOffsArgs& args, const Exec& exec) {
   check_offs(kOp, args.offs, kInt32Max - kMaxGroups * args.alignment, "rows that can be padded",
              exec.backend);
   check_shape(kOp, "padded", args.padded.shape, args.offs.shape);
-  switch (exec.backend) {
-    case Backend::kRef:
-    case Backend::kCpu: return ref::padded_offs(args);  // at most 1024 additions
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::padded_offs(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(  // ref on a CPU: at most 1024 additions
+      kOp, exec, [&] { ref::padded_offs(args); },
+      [&](auto stream) { cuda::padded_offs(args, stream); });
 }
 
 }  // namespace moxie

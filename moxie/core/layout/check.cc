@@ -83,8 +83,4 @@ void check_operand(std::string_view op, Form form, const Operand& operand, const
   check_shape(op, rowwise ? "scale" : "scale_t", operand.scale.shape, expected.scale);
 }
 
-void fail_without_cuda(std::string_view op) {
-  fail(op, ": this build of Moxie has no CUDA backend (configure with -DMOXIE_CUDA=ON)");
-}
-
 }  // namespace moxie

@@ -46,6 +46,4 @@ void check_operand(std::string_view op, Form form, const Operand& operand, const
 std::optional<int64_t> num_groups(const OptionalOffs& offs);
 std::optional<int64_t> num_groups(const Panels& panels);
 
-[[noreturn]] void fail_without_cuda(std::string_view op);
-
 }  // namespace moxie

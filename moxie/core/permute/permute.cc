@@ -1,6 +1,7 @@
 #include "moxie/core/permute/permute.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/permute/backends.h"
 
 namespace moxie {
@@ -43,13 +44,9 @@ void permute(const PermuteArgs& args, const Exec& exec) {
   check_formats(kOp, args.x.format, args.rows.format);
   if (args.weights) check_shape(kOp, "weights", args.weights->shape, {args.x.dim(0), args.top_k});
   check_indices(kOp, "slot_of", args.slot_of, rows, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::permute(args);
-    case Backend::kCpu: return cpu::permute(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::permute(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::permute(args); }, [&] { cpu::permute(args, exec); },
+      [&](auto stream) { cuda::permute(args, stream); });
 }
 
 void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec) {
@@ -60,13 +57,10 @@ void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec) {
   check_shape(kOp, "slot_of", args.slot_of.shape, {args.x.dim(0) * args.top_k});
   check_indices(kOp, "slot_of", args.slot_of, rows, exec.backend);
   const Panels panels = check_forms(kOp, {rows, args.x.dim(1)}, args.forms, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::permute_quantize(args);
-    case Backend::kCpu: return cpu::permute_quantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::permute_quantize(args, panels, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::permute_quantize(args); },
+      [&] { cpu::permute_quantize(args, panels, exec); },
+      [&](auto stream) { cuda::permute_quantize(args, panels, stream); });
 }
 
 void unpermute(const UnpermuteArgs& args, const Exec& exec) {
@@ -79,13 +73,9 @@ void unpermute(const UnpermuteArgs& args, const Exec& exec) {
   check_formats(kOp, args.rows.format, args.x.format);
   if (args.weights && tokens > 0) check_shape(kOp, "weights", args.weights->shape, {tokens, k});
   check_indices(kOp, "row_of", args.row_of, slots, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::unpermute(args);
-    case Backend::kCpu: return cpu::unpermute(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::unpermute(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::unpermute(args); }, [&] { cpu::unpermute(args, exec); },
+      [&](auto stream) { cuda::unpermute(args, stream); });
 }
 
 void unpermute_weights(const UnpermuteWeightsArgs& args, const Exec& exec) {
@@ -98,13 +88,9 @@ void unpermute_weights(const UnpermuteWeightsArgs& args, const Exec& exec) {
   if (tokens > 0) check_shape(kOp, "dweights", args.dweights.shape, {tokens, k});
   check_formats(kOp, args.dout.format, args.rows.format);
   check_indices(kOp, "row_of", args.row_of, slots, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::unpermute_weights(args);
-    case Backend::kCpu: return cpu::unpermute_weights(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::unpermute_weights(args, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::unpermute_weights(args); }, [&] { cpu::unpermute_weights(args, exec); },
+      [&](auto stream) { cuda::unpermute_weights(args, stream); });
 }
 
 }  // namespace moxie

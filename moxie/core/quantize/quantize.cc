@@ -1,6 +1,7 @@
 #include "moxie/core/quantize/quantize.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/quantize/backends.h"
 
 namespace moxie {
@@ -17,13 +18,10 @@ Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& for
 
 void quantize(const QuantizeArgs& args, const Exec& exec) {
   const Panels panels = check_forms("quantize", args.x.shape, forms_of(args), exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::quantize(args, panels);
-    case Backend::kCpu: return cpu::quantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::quantize(args, panels, exec.stream);
-  }
-  fail_without_cuda("quantize");
+  dispatch(
+      "quantize", exec, [&] { ref::quantize(args, panels); },
+      [&] { cpu::quantize(args, panels, exec); },
+      [&](auto stream) { cuda::quantize(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,5 +1,6 @@
 #include "moxie/core/requantize/requantize.h"
 
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/requantize/backends.h"
 
 namespace moxie {
@@ -13,13 +14,10 @@ void requantize(const RequantizeArgs& args, const Exec& exec) {
                                                args.from_layout);
   check_shape("requantize", "scale", args.scale.shape, expected.scale);
   check_operand("requantize", Form::kColwise, args.colwise, x, panels);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::requantize(args, panels);
-    case Backend::kCpu: return cpu::requantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::requantize(args, panels, exec.stream);
-  }
-  fail_without_cuda("requantize");
+  dispatch(
+      "requantize", exec, [&] { ref::requantize(args, panels); },
+      [&] { cpu::requantize(args, panels, exec); },
+      [&](auto stream) { cuda::requantize(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/route/backends.h"
 
 namespace moxie {
@@ -20,13 +21,14 @@ void route(const RouteArgs& args, const Exec& exec) {
   check_shape("route", "row_of", args.row_of.shape, {slots});
   if (exec.backend == Backend::kCuda) {
     check_shape("route", "workspace", args.workspace.shape, {route_workspace(slots, experts)});
-    if constexpr (kHasCuda) return cuda::route(args, exec.stream);
-    fail_without_cuda("route");
+  } else {
+    for (int64_t i = 0; i < slots; ++i)
+      MOXIE_CHECK(args.ids.data[i] >= 0 && args.ids.data[i] < experts, "route: ids must be 0 to ",
+                  experts - 1, ", got ", args.ids.data[i], " at slot ", i);
   }
-  for (int64_t i = 0; i < slots; ++i)
-    MOXIE_CHECK(args.ids.data[i] >= 0 && args.ids.data[i] < experts, "route: ids must be 0 to ",
-                experts - 1, ", got ", args.ids.data[i], " at slot ", i);
-  ref::route(args);  // two passes over a few integers per token: threads would not pay
+  // Two passes over a few integers per token: threads would not pay.
+  dispatch(
+      "route", exec, [&] { ref::route(args); }, [&](auto stream) { cuda::route(args, stream); });
 }
 
 void top_k(const TopKArgs& args, const Exec& exec) {
@@ -37,13 +39,9 @@ void top_k(const TopKArgs& args, const Exec& exec) {
   MOXIE_CHECK(ids[1] >= 1 && ids[1] <= scores[1] && ids[1] <= kMaxTopK,
               "top_k: k must be 1 to the ", scores[1], " experts and at most ", kMaxTopK, ", got ",
               ids[1]);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::top_k(args);
-    case Backend::kCpu: return cpu::top_k(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::top_k(args, exec.stream);
-  }
-  fail_without_cuda("top_k");
+  dispatch(
+      "top_k", exec, [&] { ref::top_k(args); }, [&] { cpu::top_k(args, exec); },
+      [&](auto stream) { cuda::top_k(args, stream); });
 }
 
 }  // namespace moxie

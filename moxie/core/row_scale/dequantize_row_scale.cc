@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/base/parallel.h"
 #include "moxie/core/row_scale/backends.h"
 
@@ -66,16 +67,15 @@ void decode_all(const DequantizeRowScaleArgs& args, const Panels& panels, const 
 
 void dequantize_row_scale(const DequantizeRowScaleArgs& args, const Exec& exec) {
   const Panels panels = check(args, exec.backend);
-  if (exec.backend == Backend::kCuda) {
-    if constexpr (kHasCuda) return cuda::dequantize_row_scale(args, panels, exec.stream);
-    fail_without_cuda("dequantize_row_scale");
-  }
-  Exec where = exec;
-  if (exec.backend == Backend::kRef) where.parallel = nullptr;
-  if (args.x.format == Format::kF32)
-    decode_all<float>(args, panels, where);
-  else
-    decode_all<bf16>(args, panels, where);
+  const auto decode = [&](const Exec& where) {
+    if (args.x.format == Format::kF32)
+      decode_all<float>(args, panels, where);
+    else
+      decode_all<bf16>(args, panels, where);
+  };
+  dispatch(
+      "dequantize_row_scale", exec, [&] { decode({.parallel = nullptr}); }, [&] { decode(exec); },
+      [&](auto stream) { cuda::dequantize_row_scale(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/row_scale/row_scale.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/row_scale/backends.h"
 
 namespace moxie {
@@ -23,13 +24,10 @@ void quantize_row_scale(const RowScaleArgs& args, const Exec& exec) {
   const Panels panels = make_panels(kOp, args.x.shape, args.offs, exec.backend);
   if (args.rowwise) check_form(*args.rowwise, args.x.shape, panels, Form::kRowwise);
   if (args.colwise) check_form(*args.colwise, args.x.shape, panels, Form::kColwise);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::quantize_row_scale(args, panels);
-    case Backend::kCpu: return cpu::quantize_row_scale(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::quantize_row_scale(args, panels, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::quantize_row_scale(args, panels); },
+      [&] { cpu::quantize_row_scale(args, panels, exec); },
+      [&](auto stream) { cuda::quantize_row_scale(args, panels, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/scale_layout/scale_layout.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/scale_layout/backends.h"
 
 namespace moxie {
@@ -52,50 +53,38 @@ void check_constant_in_blocks(const CompactArgs& args) {
 void swizzle_scale(const SwizzleArgs& args, const Exec& exec) {
   const Panels panels = check_swizzle("swizzle_scale", args.plain.shape, args.swizzled.shape,
                                       args.offs, args.form, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::swizzle_scale(args, panels);
-    case Backend::kCpu: return cpu::swizzle_scale(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::swizzle_scale(args, panels, exec.stream);
-  }
-  fail_without_cuda("swizzle_scale");
+  dispatch(
+      "swizzle_scale", exec, [&] { ref::swizzle_scale(args, panels); },
+      [&] { cpu::swizzle_scale(args, panels, exec); },
+      [&](auto stream) { cuda::swizzle_scale(args, panels, stream); });
 }
 
 void unswizzle_scale(const UnswizzleArgs& args, const Exec& exec) {
   const Panels panels = check_swizzle("unswizzle_scale", args.plain.shape, args.swizzled.shape,
                                       args.offs, args.form, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::unswizzle_scale(args, panels);
-    case Backend::kCpu: return cpu::unswizzle_scale(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::unswizzle_scale(args, panels, exec.stream);
-  }
-  fail_without_cuda("unswizzle_scale");
+  dispatch(
+      "unswizzle_scale", exec, [&] { ref::unswizzle_scale(args, panels); },
+      [&] { cpu::unswizzle_scale(args, panels, exec); },
+      [&](auto stream) { cuda::unswizzle_scale(args, panels, stream); });
 }
 
 void replicate_scale(const ReplicateArgs& args, const Exec& exec) {
   check_replicate("replicate_scale", args.replicated.shape, args.compact.shape, args.form,
                   args.block);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::replicate_scale(args);
-    case Backend::kCpu: return cpu::replicate_scale(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::replicate_scale(args, exec.stream);
-  }
-  fail_without_cuda("replicate_scale");
+  dispatch(
+      "replicate_scale", exec, [&] { ref::replicate_scale(args); },
+      [&] { cpu::replicate_scale(args, exec); },
+      [&](auto stream) { cuda::replicate_scale(args, stream); });
 }
 
 void compact_scale(const CompactArgs& args, const Exec& exec) {
   check_replicate("compact_scale", args.replicated.shape, args.compact.shape, args.form,
                   args.block);
   if (exec.backend != Backend::kCuda) check_constant_in_blocks(args);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::compact_scale(args);
-    case Backend::kCpu: return cpu::compact_scale(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::compact_scale(args, exec.stream);
-  }
-  fail_without_cuda("compact_scale");
+  dispatch(
+      "compact_scale", exec, [&] { ref::compact_scale(args); },
+      [&] { cpu::compact_scale(args, exec); },
+      [&](auto stream) { cuda::compact_scale(args, stream); });
 }
 
 }  // namespace moxie

@@ -1,6 +1,7 @@
 #include "moxie/core/swiglu/swiglu.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/layout/check.h"
 #include "moxie/core/swiglu/backends.h"
 
@@ -23,13 +24,9 @@ void swiglu(const SwigluArgs& args, const Exec& exec) {
   check_h("swiglu", args.h);
   check_shape("swiglu", "a", args.a.shape, {args.h.dim(0), args.h.dim(1) / 2});
   check_format("swiglu", "a", args.a.format, args.h.format);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::swiglu(args);
-    case Backend::kCpu: return cpu::swiglu(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::swiglu(args, exec.stream);
-  }
-  fail_without_cuda("swiglu");
+  dispatch(
+      "swiglu", exec, [&] { ref::swiglu(args); }, [&] { cpu::swiglu(args, exec); },
+      [&](auto stream) { cuda::swiglu(args, stream); });
 }
 
 void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
@@ -38,13 +35,10 @@ void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
   check_shape("swiglu_backward", "dh", args.dh.shape, args.h.shape);
   check_format("swiglu_backward", "da", args.da.format, args.h.format);
   check_format("swiglu_backward", "dh", args.dh.format, args.h.format);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::swiglu_backward(args);
-    case Backend::kCpu: return cpu::swiglu_backward(args, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::swiglu_backward(args, exec.stream);
-  }
-  fail_without_cuda("swiglu_backward");
+  dispatch(
+      "swiglu_backward", exec, [&] { ref::swiglu_backward(args); },
+      [&] { cpu::swiglu_backward(args, exec); },
+      [&](auto stream) { cuda::swiglu_backward(args, stream); });
 }
 
 }  // namespace moxie

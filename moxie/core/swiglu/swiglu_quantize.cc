@@ -1,6 +1,7 @@
 #include "moxie/core/swiglu/swiglu_quantize.h"
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
 #include "moxie/core/swiglu/backends.h"
 
 namespace moxie {
@@ -17,13 +18,10 @@ Shape check_h(const char* op, const ConstFloatView& h) {
 void swiglu_quantize(const SwigluQuantizeArgs& args, const Exec& exec) {
   constexpr const char* kOp = "swiglu_quantize";
   const Panels panels = check_forms(kOp, check_h(kOp, args.h), args.forms, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::swiglu_quantize(args);
-    case Backend::kCpu: return cpu::swiglu_quantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::swiglu_quantize(args, panels, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::swiglu_quantize(args); },
+      [&] { cpu::swiglu_quantize(args, panels, exec); },
+      [&](auto stream) { cuda::swiglu_quantize(args, panels, stream); });
 }
 
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec& exec) {
@@ -32,13 +30,10 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec
   MOXIE_CHECK(args.da.format == args.h.format, kOp, ": da must be ", name(args.h.format),
               " as h, got ", name(args.da.format));
   const Panels panels = check_forms(kOp, args.h.shape, args.forms, exec.backend);
-  switch (exec.backend) {
-    case Backend::kRef: return ref::swiglu_backward_quantize(args);
-    case Backend::kCpu: return cpu::swiglu_backward_quantize(args, panels, exec);
-    case Backend::kCuda:
-      if constexpr (kHasCuda) return cuda::swiglu_backward_quantize(args, panels, exec.stream);
-  }
-  fail_without_cuda(kOp);
+  dispatch(
+      kOp, exec, [&] { ref::swiglu_backward_quantize(args); },
+      [&] { cpu::swiglu_backward_quantize(args, panels, exec); },
+      [&](auto stream) { cuda::swiglu_backward_quantize(args, panels, stream); });
 }
 
 }  // namespace moxie
