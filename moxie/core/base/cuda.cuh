@@ -1,4 +1,4 @@
-// What every kernel needs: errors, launches, and the shape of a thread block.
+// What every kernel needs: errors and launches.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "moxie/core/base/check.h"
+#include "moxie/core/base/cta.cuh"
 #include "moxie/core/base/math.h"
 
 // MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)); throws Error with the op and CUDA's message.
@@ -19,16 +20,8 @@ inline void check_cuda(std::string_view op, std::string_view call, cudaError_t s
   MOXIE_CHECK(status == cudaSuccess, op, ": ", call, " failed: ", cudaGetErrorString(status));
 }
 
-inline constexpr int kWarp = 32;
-inline constexpr int kWarps = 8;
-inline constexpr int kThreads = kWarp * kWarps;  // of a CTA, unless Launch says otherwise
-
 // Of an H200: how many CTAs run at once decides only which take what, never the result.
 inline constexpr int kSms = 132;
-
-// Unsigned until the end: the remainder of a signed number takes four instructions.
-__device__ inline int lane_index() { return static_cast<int>(threadIdx.x % unsigned{kWarp}); }
-__device__ inline int warp_index() { return static_cast<int>(threadIdx.x / unsigned{kWarp}); }
 
 struct Launch {
   std::string_view op;  // for the error message

@@ -5,18 +5,18 @@
 // than half a round are dealt out one after the other.
 #pragma once
 
-#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/gemm/group_walk.cuh"
 #include "moxie/core/gemm/turns.cuh"
 
 namespace moxie::sm90 {
 
 // The deepest groups first, so that the tiles which end the kernel are the short ones.
-template <class Tile>
-__device__ void sort_groups(GemmShared<Tile>& shared, const GemmParams& p) {
-  GroupWalk walk(p, kTileK);
+__device__ inline void sort_groups(ScheduleShared<Ragged::kDepth>& shared,
+                                   const ScheduleParams& p) {
+  WarpGroupWalk walk(p);
   for (int g = 0; g <= p.groups; ++g) {
     walk.next();
-    if (cuda::lane_index() == 0) shared.begin[g] = walk.units_before;
+    if (cuda::lane_index() == 0) shared.begin[g] = walk.k_begin;
   }
   __syncwarp();
   const auto depth = [&](int g) { return shared.begin[g + 1] - shared.begin[g]; };
@@ -32,10 +32,12 @@ __device__ void sort_groups(GemmShared<Tile>& shared, const GemmParams& p) {
 template <class Tile>
 class DepthSchedule {
  public:
-  __device__ DepthSchedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair)
+  using Shared = ScheduleShared<Ragged::kDepth>;
+
+  __device__ DepthSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
       : p_(p),
         shared_(shared),
-        walk_(p, kTileK),
+        walk_(p),
         cta_in_pair_(cta_in_pair),
         me_(static_cast<int>(blockIdx.x) / kCluster),
         pairs_(static_cast<int>(gridDim.x) / kCluster),
@@ -43,7 +45,7 @@ class DepthSchedule {
         columns_(ceil_div(p.n, kTileN * kCluster)),
         rounds_(max(0, (2 * tiles_m_ * columns_ / pairs_ - 1) / 2)),
         turns_(shared.turns, pairs_) {
-    if (p.groups <= GemmShared<Tile>::kSorted) sort_groups(shared, p);
+    if (p.groups <= Shared::kSorted) sort_groups(shared, p);
     walk_.next();
   }
 
@@ -104,7 +106,7 @@ class DepthSchedule {
   // Of the group in so many-th place.
   __device__ Work in_place(int place) {
     Work work{};
-    if (p_.groups <= GemmShared<Tile>::kSorted) {
+    if (p_.groups <= Shared::kSorted) {
       work.group = shared_.order[place];
       work.k_begin = shared_.begin[work.group];
       work.k_blocks = shared_.begin[work.group + 1] - work.k_begin;
@@ -113,14 +115,14 @@ class DepthSchedule {
     if (place < walk_.group) walk_.restart();
     while (walk_.group < place) walk_.next();
     work.group = place;
-    work.k_begin = walk_.units_before;
-    work.k_blocks = walk_.units;
+    work.k_begin = walk_.k_begin;
+    work.k_blocks = walk_.k_blocks;
     return work;
   }
 
-  const GemmParams& p_;
-  const GemmShared<Tile>& shared_;
-  GroupWalk walk_;
+  const ScheduleParams& p_;
+  const Shared& shared_;
+  WarpGroupWalk walk_;
   int cta_in_pair_, me_, pairs_;
   int tiles_m_, columns_;
   int rounds_;  // of a group; at least half a round is left over, or none of it could be balanced

@@ -19,7 +19,7 @@ namespace moxie::sm90 {
 template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
   std::conditional_t<Tile::kRagged == Ragged::kRows, RowSchedule<Tile>, DepthSchedule<Tile>>
-      schedule(p, shared, cta_in_pair);
+      schedule(p, shared.schedule, cta_in_pair);
   RingPlace<GemmShared<Tile>::kWorks> at;
   for (bool more = true; more; at.advance()) {
     const Work work = schedule.next();

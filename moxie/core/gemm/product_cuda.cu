@@ -1,8 +1,9 @@
 // Plain and correct: one CTA per 128 x 64 of the result, 8 x 4 of it per thread, f32 throughout.
 #include <cuda_bf16.h>
 
+#include "moxie/core/base/cuda.cuh"
 #include "moxie/core/gemm/backends.h"
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/layout/group_search.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -108,18 +109,13 @@ __global__ __launch_bounds__(kThreads) void product_kernel(
     row0 = above % p.row_tiles * kTileRows;
     rows = min<int64_t>(kTileRows, p.m - row0);
     out_row0 = g * p.m + row0;
+    int64_t begin = 0, end = p.panels.rows;
     if (p.panels.offs) {
-      int64_t tiles;
-      for_my_groups(p.panels, 1, search, tiles, [&](const Panel& panel, int64_t) {
-        if (panel.index == g) search.found.panel = panel;
-      });
-      __syncthreads();
-    } else {
-      find_row_tile(p.panels, 1, 0, search);
+      begin = end_of_groups(p.panels, g, search);
+      end = group_end(p.panels.offs[g], begin, p.panels.rows);
     }
-    const Panel& panel = search.found.panel;
-    multiply<T>({p.a + panel.begin * p.a_cols + row0, 1, p.a_cols}, rows,
-                {p.b + panel.begin * p.b_cols + col0, 1, p.b_cols}, cols, panel.rows, storage, sum);
+    multiply<T>({p.a + begin * p.a_cols + row0, 1, p.a_cols}, rows,
+                {p.b + begin * p.b_cols + col0, 1, p.b_cols}, cols, end - begin, storage, sum);
   } else {
     const RowTile& at = find_row_tile(p.panels, 1, above, search);
     g = at.panel.index;

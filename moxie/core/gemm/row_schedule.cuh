@@ -2,7 +2,7 @@
 // cache, and in a band row after row.
 #pragma once
 
-#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/gemm/group_walk.cuh"
 #include "moxie/core/gemm/turns.cuh"
 
 namespace moxie::sm90 {
@@ -10,14 +10,16 @@ namespace moxie::sm90 {
 template <class Tile>
 class RowSchedule {
  public:
-  __device__ RowSchedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair)
+  using Shared = ScheduleShared<Ragged::kRows>;
+
+  __device__ RowSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
       : p_(p),
         cta_in_pair_(cta_in_pair),
         me_(static_cast<int>(blockIdx.x) / kCluster),
         pairs_(static_cast<int>(gridDim.x) / kCluster),
         columns_(ceil_div(p.n, kTileN * kCluster)),
         turns_(shared.turns, pairs_),
-        walk_(p, Tile::kM) {}
+        walk_(p) {}
 
   __device__ Work next() {
     for (;;) {
@@ -79,10 +81,10 @@ class RowSchedule {
     return work;
   }
 
-  const GemmParams& p_;
+  const ScheduleParams& p_;
   int cta_in_pair_, me_, pairs_, columns_;
   Turns turns_;
-  GroupWalk walk_;
+  WarpGroupWalk walk_;
   int full_ = 0, others_ = 0, other_blocks_ = 0;  // rows of tiles of the group
   // The run.
   bool is_full_ = false;

@@ -3,8 +3,9 @@
 // passed between them and a run is repeatable.
 #pragma once
 
-#include "moxie/core/base/cuda.cuh"
-#include "moxie/core/gemm/tile.cuh"
+#include "moxie/core/base/cta.cuh"
+#include "moxie/core/base/math.h"
+#include "moxie/core/gemm/work.h"
 
 namespace moxie::sm90 {
 

@@ -1,5 +1,6 @@
+#include "moxie/core/base/cuda.cuh"
 #include "moxie/core/groups/backends.h"
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/layout/group_search.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -16,10 +17,9 @@ struct OffsParams {
 };
 
 __device__ void store_offs(const OffsParams& p, RowTileSearch& search) {
-  int64_t tiles;
-  for_my_groups(p.panels, p.alignment, search, tiles, [&](const Panel& panel, int64_t) {
+  for_each_group(p.panels, p.alignment, search, [&](const Panel& panel) {
     if (p.starts) p.starts[panel.index] = static_cast<int32_t>(panel.padded);
-    p.ends[panel.index] = static_cast<int32_t>(panel.padded + round_up(panel.rows, p.alignment));
+    p.ends[panel.index] = static_cast<int32_t>(panel.padded + align_up(panel.rows, p.alignment));
   });
 }
 
@@ -54,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void copy_kernel(
   const Panels& panels = p.offs.panels;
   const RowTile& at = find_row_tile(panels, p.offs.alignment, work / p.runs, search);
   const int64_t to_begin = p.starts ? at.panel.begin : at.panel.padded;
-  const int64_t to_end = at.tail ? p.to_rows : to_begin + round_up(at.panel.rows, p.offs.alignment);
+  const int64_t to_end = at.tail ? p.to_rows : to_begin + align_up(at.panel.rows, p.offs.alignment);
   int64_t from_begin = at.panel.begin;
   if (p.starts && !at.tail) from_begin = p.starts[at.panel.index];
   // Rows of this tile that are stored, and those of them that are copied. starts come from the

@@ -1,45 +1,53 @@
 #include <algorithm>
+#include <limits>
 
 #include "moxie/core/groups/backends.h"
 
 namespace moxie::ref {
 
-void padded_offs(const PaddedOffsArgs& args) {
-  int64_t begin = 0, padded = 0;
-  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
-    const int64_t end = args.offs.data[g];
-    padded += round_up(end - begin, args.alignment);
-    args.padded.data[g] = static_cast<int32_t>(padded);
-    begin = end;
+namespace {
+
+// f(panel) for every group of `rows` rows.
+template <class F>
+void for_each_group(const View<const int32_t>& offs, int64_t rows, int64_t alignment, F&& f) {
+  const Panels panels{
+      .rows = rows, .cols = 0, .count = offs.dim(0), .offs = offs.data, .weights = false};
+  Panel panel = first_panel();
+  for (int64_t g = 0; g < panels.count; ++g) {
+    panel = next_panel(panels, panel, alignment);
+    f(panel);
   }
+}
+
+}  // namespace
+
+void padded_offs(const PaddedOffsArgs& args) {
+  constexpr int64_t kAnyRows = std::numeric_limits<int32_t>::max();
+  for_each_group(args.offs, kAnyRows, args.alignment, [&](const Panel& panel) {
+    args.padded.data[panel.index] =
+        static_cast<int32_t>(panel.padded + round_up(panel.rows, args.alignment));
+  });
 }
 
 void pad_groups(const PadGroupsArgs& args) {
   padded_offs({.offs = args.offs, .alignment = args.alignment, .padded = args.ends});
   const int64_t row_bytes = args.x.dim(1);
   std::fill_n(args.padded.data, numel(args.padded.shape), std::byte{});
-  int64_t begin = 0, start = 0;
-  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
-    const int64_t end = args.offs.data[g];
-    args.starts.data[g] = static_cast<int32_t>(start);
-    std::copy_n(args.x.data + begin * row_bytes, (end - begin) * row_bytes,
-                args.padded.data + start * row_bytes);
-    begin = end;
-    start = args.ends.data[g];
-  }
+  for_each_group(args.offs, args.x.dim(0), args.alignment, [&](const Panel& panel) {
+    args.starts.data[panel.index] = static_cast<int32_t>(panel.padded);
+    std::copy_n(args.x.data + panel.begin * row_bytes, panel.rows * row_bytes,
+                args.padded.data + panel.padded * row_bytes);
+  });
 }
 
 void unpad_groups(const UnpadGroupsArgs& args) {
   const int64_t row_bytes = args.x.dim(1);
   std::fill_n(args.x.data, numel(args.x.shape), std::byte{});
-  int64_t begin = 0;
-  for (int64_t g = 0; g < args.offs.dim(0); ++g) {
-    const int64_t end = args.offs.data[g];
-    if (end > begin)  // an empty group's start may be anything
-      std::copy_n(args.padded.data + args.starts.data[g] * row_bytes, (end - begin) * row_bytes,
-                  args.x.data + begin * row_bytes);
-    begin = end;
-  }
+  for_each_group(args.offs, args.x.dim(0), 1, [&](const Panel& panel) {
+    if (panel.rows > 0)  // an empty group's start may be anything
+      std::copy_n(args.padded.data + args.starts.data[panel.index] * row_bytes,
+                  panel.rows * row_bytes, args.x.data + panel.begin * row_bytes);
+  });
 }
 
 }  // namespace moxie::ref

@@ -28,7 +28,7 @@ struct Operand {
 };
 
 // Checks x and offs and says how rows fall into panels. The contents of offs are checked where the
-// host can read them; on a GPU next_panel() pulls them into line instead.
+// host can read them; on a GPU group_end() pulls them into line instead.
 Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend);
 
 // The contents alone: what `offs` counts is called `what` in the message ("rows").

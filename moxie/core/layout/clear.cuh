@@ -1,7 +1,8 @@
 // Zeros where no group reaches: a range of bytes, shared by the CTAs of the tail.
 #pragma once
 
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/base/cuda.cuh"
+#include "moxie/core/layout/group_search.cuh"
 
 namespace moxie::cuda {
 

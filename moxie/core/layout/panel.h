@@ -1,60 +1,18 @@
-// A panel is a run of rows that is quantized on its own: one group of a token tensor, or one matrix
-// of a weight stack. Blocks never leave their panel. These functions say where the panels of x
-// begin and where each lands in an operand; every backend calls them, so no layout is written
-// twice.
+// Where a panel (group_walk.h) lands in an operand. Every backend calls these, so no layout is
+// written twice.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/format/block.h"
 #include "moxie/core/format/e8m0.h"
+#include "moxie/core/layout/group_walk.h"
+#include "moxie/core/layout/shape.h"
 #include "moxie/core/layout/swizzle.h"
 
 namespace moxie {
-
-// Bytes that an H200 writes at once: half of them take more than half the time
-// (docs/kernels/quantize.md).
-inline constexpr int64_t kMemoryLine = 256;
-
-// How the rows of x [R, C] or [G, N, K] fall into panels.
-struct Panels {
-  int64_t rows;         // R; or N, the rows of one matrix
-  int64_t cols;         // C; or K
-  int64_t count;        // G; 1 for tokens without offs
-  const int32_t* offs;  // [G] exclusive ends; nullptr: weights, or tokens in one group
-  bool weights;         // x is [G, N, K]
-
-  constexpr int64_t total_rows() const { return weights ? count * rows : rows; }
-};
-
-struct Panel {
-  int64_t index;   // g
-  int64_t begin;   // first row in x, seen as [total rows, cols]
-  int64_t rows;    // may be 0: an expert may receive no tokens
-  int64_t padded;  // rows of the panels before it, each rounded up to the alignment asked for
-  int64_t tiled;   // the same, rounded up to kScaleTileRows
-};
-
-constexpr Panel first_panel() { return {-1, 0, 0, 0, 0}; }
-
-// The panel after `before`. `alignment` is the k block of the colwise form (1 if there is none).
-// Ends that decrease or leave [0, R] are pulled into line, so that malformed offs never lead out of
-// bounds; on a CPU they were refused before.
-constexpr Panel next_panel(const Panels& panels, const Panel& before, int64_t alignment) {
-  Panel panel{};
-  panel.index = before.index + 1;
-  panel.begin = before.begin + before.rows;
-  if (panels.offs) {
-    const int64_t end = min<int64_t>(panels.offs[panel.index], panels.rows);
-    panel.rows = max<int64_t>(end - panel.begin, 0);
-  } else {
-    panel.rows = panels.rows;
-  }
-  panel.padded = before.padded + round_up(before.rows, alignment);
-  panel.tiled = before.tiled + round_up(before.rows, kScaleTileRows);
-  return panel;
-}
 
 // Where one panel lands in an operand [outer, k].
 struct Place {
@@ -108,10 +66,9 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
     }
     return place;
   }
-  // Colwise tokens: panels side by side along k in one buffer of padded_rows(), each padded to the
-  // block.
-  int64_t buffer_k = blocks_of(p.rows + (p.count - 1) * (k_block - 1), k_block) * k_block;
-  if (grouped) buffer_k = (buffer_k + kMemoryLine - 1) & -kMemoryLine;
+  // Colwise tokens: panels side by side along k in one buffer, each padded to the block.
+  const int64_t buffer_k =
+      colwise_k<int64_t>(p.rows, grouped ? std::optional<int64_t>(p.count) : std::nullopt, k_block);
   const int64_t buffer_blocks = blocks_of(buffer_k, k_block);
   Place place{.qdata = panel.padded, .qdata_stride = buffer_k, .outer = p.cols};
   place.k = blocks_of(panel.rows, k_block) * k_block;

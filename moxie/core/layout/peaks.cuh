@@ -2,9 +2,10 @@
 // about its own: the largest magnitudes of its rows and columns, and the scales they give.
 #pragma once
 
+#include "moxie/core/base/cuda.cuh"
 #include "moxie/core/format/bf16.h"
 #include "moxie/core/format/e8m0.cuh"
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/layout/group_search.cuh"
 #include "moxie/core/sm90/magnitude.cuh"
 
 namespace moxie::cuda {

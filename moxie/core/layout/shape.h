@@ -4,37 +4,51 @@
 
 #include <cstdint>
 #include <optional>
+#include <type_traits>
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
 #include "moxie/core/format/block.h"
-#include "moxie/core/layout/panel.h"
 #include "moxie/core/layout/swizzle.h"
 
 namespace moxie {
 
 // x is either tokens [R, C], whose rows may fall into G ragged groups (offs), or weights
 // [G, N, K]: G matrices of one size.
-//
-// The least rows in which G groups, R rows in all, can each be padded to a multiple of `alignment`,
-// whatever their sizes.
+
+// Bytes that an H200 writes at once: half of them take more than half the time
+// (docs/kernels/quantize.md).
+inline constexpr int64_t kMemoryLine = 256;
+
+// Rounds down to a multiple of a power of two. Kernels wait for it, so integers take no division;
+// torch's symbolic ones have nothing else.
 template <class Int>
-Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
-  return (rows + num_groups * (alignment - 1)) / Int(alignment) * Int(alignment);
+constexpr Int floor_to(const Int& value, int64_t power_of_two) {
+  if constexpr (std::is_integral_v<Int>)
+    return value & -static_cast<Int>(power_of_two);
+  else
+    return value / Int(power_of_two) * Int(power_of_two);
+}
+
+// The least rows in which G groups, R rows in all, can each be padded to a multiple of `alignment`,
+// a power of two, whatever their sizes.
+template <class Int>
+constexpr Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
+  return floor_to<Int>(rows + num_groups * (alignment - 1), alignment);
 }
 
 // Rows of a buffer for groups that offs tell. No host has to know the sizes to allocate it. Of MX
 // blocks it is whole lines of memory, so that all columns of a colwise form begin alike in theirs.
 template <class Int>
-Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
+constexpr Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   const Int least = least_padded_rows(rows, num_groups, alignment);
-  return alignment < kMxBlock ? least : round_up(least, Int(kMemoryLine));
+  return alignment < kMxBlock ? least : floor_to<Int>(least + (kMemoryLine - 1), kMemoryLine);
 }
 
 // k of the colwise form of tokens. Without offs it is the transpose of what the caller has, and as
 // long as that.
 template <class Int>
-Int colwise_k(const Int& rows, const std::optional<Int>& num_groups, int block_rows) {
+constexpr Int colwise_k(const Int& rows, const std::optional<Int>& num_groups, int block_rows) {
   return num_groups ? padded_rows(rows, *num_groups, block_rows)
                     : least_padded_rows(rows, Int(1), block_rows);
 }

@@ -1,4 +1,5 @@
-#include "moxie/core/layout/panel.cuh"
+#include "moxie/core/base/cuda.cuh"
+#include "moxie/core/layout/group_search.cuh"
 #include "moxie/core/row_scale/backends.h"
 
 namespace moxie::cuda {

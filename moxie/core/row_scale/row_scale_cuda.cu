@@ -69,20 +69,6 @@ struct RowParams {
   ScaledForm out;
 };
 
-// Where the last group ends.
-__device__ int64_t covered_rows(const Panels& panels, RowTileSearch& search) {
-  if (!panels.offs) return panels.total_rows();
-  int64_t end = 0;
-  for (int64_t g = threadIdx.x; g < panels.count; g += blockDim.x)
-    end = max<int64_t>(end, min<int64_t>(panels.offs[g], panels.rows));
-  for (int step = 1; step < kWarp; step *= 2)
-    end = max<int64_t>(end, __shfl_xor_sync(~0u, end, step));
-  if (lane_index() == 0) search.end[warp_index()] = end;
-  __syncthreads();
-  for (int w = 0; w < blockDim.x / kWarp; ++w) end = max<int64_t>(end, search.end[w]);
-  return end;
-}
-
 template <class T, class Team>
 struct RowPieces {
   uint32_t word[kRowPieces][kPatch * sizeof(T) / 4];
@@ -129,7 +115,7 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
   RowPieces<T, Team> pieces{};
   // Of a row that no group covers, too: it is not used.
   if (first < total) pieces.load(p.x + first * cols, cols);
-  const int64_t covered = covered_rows(p.panels, search);
+  const int64_t covered = p.panels.offs ? end_of_groups(p.panels, p.panels.count, search) : total;
   int64_t row = first;
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round, row += Team::kPerCta) {
