@@ -281,7 +281,8 @@ __device__ inline int64_t end_of_groups(const Panels& panels, int64_t count,
     end = max<int64_t>(end, __shfl_xor_sync(~0u, end, step));
   if (lane_index() == 0) search.end[warp_index()] = end;
   __syncthreads();
-  for (int w = 0; w < blockDim.x / kWarp; ++w) end = max<int64_t>(end, search.end[w]);
+  for (int w = 0; w < static_cast<int>(blockDim.x / unsigned{kWarp}); ++w)
+    end = max<int64_t>(end, search.end[w]);
   return end;
 }
 

@@ -1,0 +1,272 @@
+// Which tile of a GEMM each pair of CTAs takes. The schedules run here as they do on a GPU, a warp
+// for every CTA, and together they must take every tile once: for any offs, and for any number of
+// pairs that a device may have.
+#include "tests/support/cta_on_host.h"
+// After what nvcc provides.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "moxie/core/gemm/depth_schedule.cuh"
+#include "moxie/core/gemm/row_schedule.cuh"
+#include "tests/support/any_offs.h"
+
+namespace moxie::testing {
+namespace {
+
+using sm90::kCluster, sm90::kMaxPairs, sm90::kTileK, sm90::kTileN, sm90::ScheduleParams, sm90::Work;
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr int kMostGroups = 2;
+constexpr int kTimes = 1;
+#else
+constexpr int kMostGroups = 5;
+constexpr int kTimes = 10;
+#endif
+
+bool equal(const Work& a, const Work& b) {
+  return a.group == b.group && a.row == b.row && a.rows == b.rows && a.col == b.col &&
+         a.k_begin == b.k_begin && a.k_blocks == b.k_blocks && a.valid == b.valid;
+}
+
+// Everything one CTA is given; its lanes must agree.
+template <class Schedule>
+void play(const ScheduleParams& p, int pairs, int pair, int cta_in_pair, std::vector<Work>& list) {
+  static typename Schedule::Shared shared;
+  gridDim.x = static_cast<unsigned>(pairs * kCluster);
+  blockIdx.x = static_cast<unsigned>(pair * kCluster + cta_in_pair);
+  list.clear();
+  const LaneOrder order = pair % 2 ? LaneOrder::kDown : LaneOrder::kUp;
+  bool agree = true;
+  CtaOnHost::instance().run(cuda::kWarp, order, [&] {
+    Schedule schedule(p, shared, cta_in_pair);
+    for (size_t i = 0;; ++i) {
+      const Work work = schedule.next();
+      if (i == list.size()) list.push_back(work);
+      agree = agree && equal(work, list[i]);
+      if (!work.valid) return;
+    }
+  });
+  ASSERT_TRUE(agree);
+  list.pop_back();
+}
+
+// f(a tile) for every tile of every CTA. Those of a pair differ in col alone, or in rows where one
+// of them is past the last column.
+template <class Schedule, class F>
+void play_all(const ScheduleParams& p, int pairs, F&& f) {
+  static std::vector<Work> list[kCluster];
+  for (int pair = 0; pair < pairs; ++pair) {
+    // The second CTA of all pairs where they are few; it costs as much as the first.
+    const bool both = pairs < 8 || pair == pairs / 2;
+    ASSERT_NO_FATAL_FAILURE(play<Schedule>(p, pairs, pair, 0, list[0]));
+    if (both) {
+      ASSERT_NO_FATAL_FAILURE(play<Schedule>(p, pairs, pair, 1, list[1]));
+      ASSERT_EQ(list[0].size(), list[1].size());
+    }
+    for (size_t i = 0; i < list[0].size(); ++i) {
+      const Work& work = list[0][i];
+      Work other = work;
+      other.col += kTileN;
+      if (other.col >= p.n) other.rows = 0;
+      ASSERT_TRUE(!both || equal(other, list[1][i]));
+      ASSERT_NO_FATAL_FAILURE(f(work));
+      ASSERT_NO_FATAL_FAILURE(f(other));
+    }
+  }
+}
+
+// Where the groups end, as next_panel() has it; group_walk_test.cc has tested that.
+std::vector<int> ends_of(const ScheduleParams& p) {
+  const Panels panels{
+      .rows = p.rows, .cols = 1, .count = p.groups, .offs = p.offs, .weights = false};
+  std::vector<int> ends;
+  Panel panel = first_panel();
+  for (int g = 0; g < p.groups; ++g) {
+    panel = next_panel(panels, panel, 1);
+    ends.push_back(static_cast<int>(panel.begin + panel.rows));
+  }
+  return ends;
+}
+
+// Forward and dgrad: every row of the result in every 128 columns, once, with the group it is in,
+// or none.
+template <class Tile>
+void check_rows(const ScheduleParams& p, int pairs) {
+  const std::vector<int> ends = ends_of(p);
+  const int columns = ceil_div(p.n, kTileN);
+  static std::vector<int> times;
+  times.assign(static_cast<size_t>(p.rows) * columns, 0);
+  play_all<sm90::RowSchedule<Tile>>(p, pairs, [&](const Work& work) {
+    ASSERT_GE(work.group, 0);
+    ASSERT_LE(work.group, p.groups);
+    ASSERT_EQ(work.k_begin, 0);
+    ASSERT_EQ(work.k_blocks, work.group < p.groups ? p.k_blocks : 0);
+    ASSERT_EQ(work.col % kTileN, 0);
+    if (work.col >= p.n) {
+      ASSERT_EQ(work.rows, 0);
+      return;
+    }
+    ASSERT_GT(work.rows, 0);
+    ASSERT_LE(work.rows, Tile::kM);
+    ASSERT_GE(work.row, work.group == 0 ? 0 : ends[work.group - 1]);
+    ASSERT_LE(work.row + work.rows, work.group < p.groups ? ends[work.group] : p.rows);
+    for (int row = work.row; row < work.row + work.rows; ++row)
+      ++times[static_cast<size_t>(row) * columns + work.col / kTileN];
+  });
+  ASSERT_TRUE(std::ranges::all_of(times, [](int count) { return count == 1; }));
+}
+
+// wgrad: every tile of every group's result, once, with the k of the group.
+template <class Tile>
+void check_depth(const ScheduleParams& p, int pairs) {
+  const std::vector<int> ends = ends_of(p);
+  std::vector<int> k_begin{0};
+  for (int g = 0; g < p.groups; ++g)
+    k_begin.push_back(k_begin[g] + ceil_div(ends[g] - (g ? ends[g - 1] : 0), kTileK));
+  const int columns = ceil_div(p.n, kTileN), down = ceil_div(p.m, Tile::kM);
+  static std::vector<int> times;
+  times.assign(static_cast<size_t>(p.groups) * down * columns, 0);
+  play_all<sm90::DepthSchedule<Tile>>(p, pairs, [&](const Work& work) {
+    ASSERT_GE(work.group, 0);
+    ASSERT_LT(work.group, p.groups);
+    ASSERT_EQ(work.k_begin, k_begin[work.group]);
+    ASSERT_EQ(work.k_begin + work.k_blocks, k_begin[work.group + 1]);
+    ASSERT_EQ(work.col % kTileN, 0);
+    ASSERT_EQ(work.row % Tile::kM, 0);
+    ASSERT_EQ(work.rows, work.col < p.n ? std::min(Tile::kM, p.m - work.row) : 0);
+    if (work.col < p.n)
+      ++times[(static_cast<size_t>(work.group) * down + work.row / Tile::kM) * columns +
+              work.col / kTileN];
+  });
+  ASSERT_TRUE(std::ranges::all_of(times, [](int count) { return count == 1; }));
+}
+
+template <Ragged kRagged>
+void check(const ScheduleParams& p, int tile_rows, int pairs) {
+  if constexpr (kRagged == Ragged::kRows) {
+    if (tile_rows == kTallRows) return check_rows<sm90::TallTile<kRagged>>(p, pairs);
+    check_rows<sm90::FlatTile<kRagged>>(p, pairs);
+  } else {
+    if (tile_rows == kTallRows) return check_depth<sm90::TallTile<kRagged>>(p, pairs);
+    check_depth<sm90::FlatTile<kRagged>>(p, pairs);
+  }
+}
+
+ScheduleParams params_of(const std::vector<int32_t>& offs, int rows, int m, int n, int band) {
+  return {.offs = offs.data(),
+          .groups = static_cast<int>(offs.size()),
+          .rows = rows,
+          .m = m,
+          .n = n,
+          .k_blocks = 3,
+          .band = band};
+}
+
+template <Ragged kRagged>
+void check_any_offs() {
+  const int rows = 450;
+  int i = 0;
+  for (int groups = 1; groups <= kMostGroups; ++groups) {
+    std::vector<int32_t> values{kInt32Min, 0, 65, 450, kInt32Max};
+    if (groups < 5) values.insert(values.end(), {193, 384});
+    for_each_offs(groups, values, [&](const auto& offs) {
+      if (::testing::Test::HasFatalFailure()) return;
+      // Each takes other pairs, another tile and band, and all of them are taken many times.
+      const int tile_rows = i % 2 ? kTallRows : kFlatRows;
+      const int band = 1 + i / 2 % 3, n = i / 6 % 2 ? 640 : 768;
+      for (const int pairs : {i / 12 % 2 ? 1 : 3, i / 12 % 2 ? 7 : 2})
+        ASSERT_NO_FATAL_FAILURE(
+            check<kRagged>(params_of(offs, rows, 400, n, band), tile_rows, pairs))
+            << ::testing::PrintToString(offs) << " with " << pairs << " pairs and band " << band;
+      ++i;
+    });
+  }
+}
+
+template <Ragged kRagged>
+void check_any_device() {
+  Random random(1);
+  for (const int pairs : {1, 2, 3, 7, 39, 57, 66, kMaxPairs})
+    for (int i = 0; i < 2 * kTimes; ++i) {
+      const auto groups = static_cast<int>(random.pick({1, 2, 5, 8, 33, 64, 65, 200}));
+      const auto rows = static_cast<int>(random.between(1, 4000));
+      const auto m = static_cast<int>(random.between(1, 8)) * 100;
+      const auto n = static_cast<int>(random.between(1, 10)) * 112;
+      const auto band = static_cast<int>(random.between(1, ceil_div(n, kTileN * kCluster)));
+      const OffsAre are =
+          random.pick({OffsAre::kGood, OffsAre::kWrongHereAndThere, OffsAre::kAnything});
+      const std::vector<int32_t> offs = random_offs(random, groups, rows, are);
+      ASSERT_NO_FATAL_FAILURE(check<kRagged>(params_of(offs, rows, m, n, band),
+                                             random.pick({kTallRows, kFlatRows}), pairs))
+          << ::testing::PrintToString(offs) << " of " << rows << ", " << m << " x " << n
+          << ", pairs " << pairs << ", band " << band;
+    }
+}
+
+template <Ragged kRagged>
+void check_many_groups() {
+  Random random(2);
+  for (const int groups : {63, 64, 65, 255, 1024})
+    for (const OffsAre are : {OffsAre::kGood, OffsAre::kAnything}) {
+      const std::vector<int32_t> offs = random_offs(random, groups, 5000, are);
+      const ScheduleParams p = params_of(offs, 5000, 130, 300, 1);
+      ASSERT_NO_FATAL_FAILURE(check<kRagged>(p, kFlatRows, random.pick({3, 66})))
+          << ::testing::PrintToString(offs);
+    }
+}
+
+TEST(RowSchedule, CoversEveryRowOnceWhateverOffsHold) { check_any_offs<Ragged::kRows>(); }
+TEST(RowSchedule, CoversEveryRowOnceOnAnyDevice) { check_any_device<Ragged::kRows>(); }
+TEST(RowSchedule, CoversEveryRowOnceOfManyGroups) { check_many_groups<Ragged::kRows>(); }
+TEST(RowSchedule, TakesRowsInOneGroupWithoutOffs) {
+  const ScheduleParams p{
+      .offs = nullptr, .groups = 1, .rows = 1000, .m = 0, .n = 384, .k_blocks = 2, .band = 2};
+  check<Ragged::kRows>(p, kTallRows, 3);
+  check<Ragged::kRows>(p, kFlatRows, 66);
+}
+
+TEST(DepthSchedule, TakesEveryTileOnceWhateverOffsHold) { check_any_offs<Ragged::kDepth>(); }
+TEST(DepthSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
+TEST(DepthSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
+
+// The queue of pairs, against a sorted list that never forgets a time.
+TEST(Turns, AreInTheOrderInWhichPairsWillBeFree) {
+  Random random(3);
+  for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 64, 65, 66, kMaxPairs}) {
+    std::vector<int> counts, times;
+    for (int i = 0; i < 40 * kTimes; ++i) {
+      counts.push_back(static_cast<int>(random.between(1, pairs)));
+      // Long ones, too: the queue's time begins anew after 2^30 / 72 and cuts one at 2^20.
+      times.push_back(static_cast<int>(random.pick<int64_t>(
+          {random.between(0, 12), random.between(0, 1000), random.between(0, 1 << 20), 1 << 24})));
+    }
+    std::vector<std::vector<int>> order;  // after each turn, by place
+    CtaOnHost::instance().run(cuda::kWarp, random.pick({LaneOrder::kUp, LaneOrder::kDown}), [&] {
+      static uint32_t queue[kMaxPairs];
+      sm90::Turns turns(queue, pairs);
+      for (size_t i = 0; i < counts.size(); ++i) {
+        std::vector<int> places(pairs, -1);
+        for (int pair = 0; pair < pairs; ++pair) {
+          const int before = turns.before(pair);
+          if (before >= 0 && before < pairs) places[before] = pair;
+        }
+        if (threadIdx.x == 0) order.push_back(places);
+        turns.pass(counts[i], times[i]);
+      }
+    });
+    std::vector<std::pair<int64_t, int>> expected;  // when it is free, pair
+    for (int pair = 0; pair < pairs; ++pair) expected.push_back({0, pair});
+    for (size_t i = 0; i < counts.size(); ++i) {
+      for (int place = 0; place < pairs; ++place)
+        ASSERT_EQ(order[i][place], expected[place].second) << pairs << " pairs, turn " << i;
+      for (int place = 0; place < counts[i]; ++place)
+        expected[place].first += std::min(times[i], 1 << 20);
+      std::ranges::sort(expected);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace moxie::testing

@@ -1,0 +1,140 @@
+// Runs device code on a CPU: the threads of one CTA are fibers that switch at every collective
+// (shuffles, votes, barriers), so the integer logic of kernels is tested where there is no GPU.
+// Include it before the .cuh files under test; they must need no header of the toolkit.
+//
+// It also finds what a GPU would hang on or hide: lanes that wait for one that ended or went to
+// another barrier end the program, and running the lanes in either order gives different results
+// where a barrier is missing between a write to shared memory and a read.
+#pragma once
+
+#include <ucontext.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+
+#define __device__
+#define __forceinline__ inline
+
+namespace moxie::testing {
+
+struct IndexOnHost {
+  unsigned x = 0, y = 0, z = 0;
+};
+
+enum class LaneOrder { kUp, kDown };
+
+class CtaOnHost {
+ public:
+  static CtaOnHost& instance();
+
+  // Runs body in every thread of a CTA: `threads` of them, whole warps.
+  void run(int threads, LaneOrder order, const std::function<void()>& body);
+
+  // ---- for the collectives below ----
+
+  // Waits for all lanes of the warp. Returns what each of them has brought.
+  const uint64_t* exchange(uint64_t value);
+  // Waits for all threads that have not ended. Returns whether all of them have brought true.
+  bool barrier(bool value);
+  int lane() const { return self_ % kLanes; }
+
+ private:
+  static constexpr int kLanes = 32, kMaxThreads = 256;
+  static constexpr size_t kStackBytes = 128 << 10;
+  enum class State { kReady, kAtBarrier, kEnded };
+
+  struct Fiber {
+    void* resume[5];  // of __builtin_setjmp: swapcontext would make a system call each time
+    bool is_started = false;
+    State state = State::kEnded;
+    ucontext_t start;
+    std::unique_ptr<char[]> stack;
+    const void* stack_bottom = nullptr;
+    size_t stack_bytes = 0;
+    void* fake_stack = nullptr;  // of AddressSanitizer
+  };
+  struct Warp {
+    uint64_t value[2][kLanes];  // of even and odd exchanges: a lane may be one ahead of another
+    unsigned generation = 0;    // exchanges that are complete
+    int waiting = 0, ready = 0;
+  };
+
+  static void start();
+  [[gnu::noinline]] void switch_to(int from, int to);
+  [[noreturn, gnu::noinline]] static void jump(Fiber& to);
+  void leave(State state);  // of this thread; goes on with another
+  int next_ready(int from) const;
+  [[noreturn]] static void fail(const char* what);
+
+  static constexpr int kMain = kMaxThreads;  // the index of the fiber that run() is called in
+  Fiber fibers_[kMaxThreads + 1];
+  Warp warps_[kMaxThreads / kLanes];
+  const std::function<void()>* body_ = nullptr;
+  int threads_ = 0, self_ = kMain;
+  int step_ = 1;
+  bool all_true_ = true, result_ = true;
+};
+
+}  // namespace moxie::testing
+
+// What nvcc provides.
+inline moxie::testing::IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
+
+namespace moxie::testing {
+
+template <class T>
+uint64_t to_bits(T value) {
+  static_assert(sizeof(T) <= sizeof(uint64_t));
+  uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+template <class T>
+T from_bits(uint64_t bits) {
+  T value;
+  std::memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// What each lane gets from the lane that `source` names; out of range, its own.
+template <class T>
+T shuffle(unsigned mask, T value, int source) {
+  if (mask != ~0u) std::abort();
+  CtaOnHost& cta = CtaOnHost::instance();
+  const uint64_t* all = cta.exchange(to_bits(value));
+  return from_bits<T>(all[source < 0 || source > 31 ? cta.lane() : source]);
+}
+
+}  // namespace moxie::testing
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane) {
+  return moxie::testing::shuffle(mask, value, lane % 32);
+}
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta) {
+  const int lane = moxie::testing::CtaOnHost::instance().lane();
+  return moxie::testing::shuffle(mask, value, lane - static_cast<int>(delta));
+}
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int bits) {
+  return moxie::testing::shuffle(mask, value, moxie::testing::CtaOnHost::instance().lane() ^ bits);
+}
+template <class T>
+T __reduce_add_sync(unsigned mask, T value) {
+  if (mask != ~0u) std::abort();
+  const uint64_t* all =
+      moxie::testing::CtaOnHost::instance().exchange(moxie::testing::to_bits(value));
+  T sum = 0;
+  for (int i = 0; i < 32; ++i) sum += moxie::testing::from_bits<T>(all[i]);
+  return sum;
+}
+inline void __syncwarp() { moxie::testing::CtaOnHost::instance().exchange(0); }
+inline void __syncthreads() { moxie::testing::CtaOnHost::instance().barrier(true); }
+inline int __syncthreads_and(int value) {
+  return moxie::testing::CtaOnHost::instance().barrier(value != 0);
+}
