@@ -88,6 +88,9 @@ void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile
   bool agree = true;
   CtaOnHost::instance().run(how.threads, how.order, [&] {
     for (int64_t t = 0; t < how.num_tiles; ++t) {
+      // What is in shared memory from before must not matter: it is what a missing barrier shows.
+      if (threadIdx.x == 0) std::memset(static_cast<void*>(&search), 0xa5, sizeof(search));
+      __syncthreads();
       const cuda::RowTile& found = cuda::find_row_tile<kCut>(panels, how.alignment, t, search);
       if (threadIdx.x == 0) tiles[t] = found;
       __syncthreads();

@@ -67,6 +67,7 @@ void play_all(const ScheduleParams& p, int pairs, F&& f) {
     }
     for (size_t i = 0; i < list[0].size(); ++i) {
       const Work& work = list[0][i];
+      ASSERT_LT(work.col, p.n) << "a tile with nothing to do in either CTA";
       Work other = work;
       other.col += kTileN;
       if (other.col >= p.n) other.rows = 0;
