@@ -6,9 +6,14 @@
 namespace moxie {
 namespace {
 
-TileChoice choose(int64_t groups, int64_t rows, int64_t n, int64_t k,
-                  Ragged ragged = Ragged::kRows) {
-  return choose_tile({.ragged = ragged, .groups = groups, .rows = rows, .n = n, .k = k});
+TileChoice choose(int64_t groups, int64_t rows, int64_t n, int64_t k, Ragged ragged = Ragged::kRows,
+                  int multiprocessors = 132) {
+  return choose_tile({.ragged = ragged,
+                      .groups = groups,
+                      .rows = rows,
+                      .n = n,
+                      .k = k,
+                      .pairs = multiprocessors / 2});
 }
 
 TEST(ChooseTile, TakesTheTallTileWhereRowsAreMany) {
@@ -40,15 +45,31 @@ TEST(ChooseTile, CutsRoundsOfWgradSoThatTheyReadLittle) {
   EXPECT_EQ(choose(8, 8 * 8192, 5120, 16384, Ragged::kDepth).band, 7) << "43 x 20 in squares";
 }
 
+TEST(ChooseTile, CountsTheRoundsOfTheDeviceAtHand) {
+  const auto rows = [](int multiprocessors) {
+    return choose(1, 1024, 2048, 4096, Ragged::kRows, multiprocessors).rows;
+  };
+  EXPECT_EQ(rows(132), 192) << "one round of 48 tall pairs, two of 72 flat ones";
+  EXPECT_EQ(rows(114), 192);
+  EXPECT_EQ(rows(78), 128) << "two rounds of either";
+  const auto band = [](int multiprocessors) {
+    return choose(8, 8 * 8192, 5120, 16384, Ragged::kDepth, multiprocessors).band;
+  };
+  EXPECT_EQ(band(132), 7);
+  EXPECT_EQ(band(114), 8);
+  EXPECT_EQ(band(78), 5);
+}
+
 TEST(ChooseTile, TakesAnyProblem) {
   for (const Ragged ragged : {Ragged::kRows, Ragged::kDepth})
     for (const int64_t groups : {1, 7, 1024})
       for (const int64_t rows : {0, 1, 100000})
-        for (const int64_t n : {16, 4096}) {
-          const TileChoice tile = choose(groups, rows, n, 0, ragged);
-          EXPECT_TRUE(tile.rows == 128 || tile.rows == 192);
-          EXPECT_GE(tile.band, 1);
-        }
+        for (const int64_t n : {16, 4096})
+          for (const int multiprocessors : {0, 1, 2, 78, 114, 132, 144}) {
+            const TileChoice tile = choose(groups, rows, n, 0, ragged, multiprocessors);
+            EXPECT_TRUE(tile.rows == 128 || tile.rows == 192);
+            EXPECT_GE(tile.band, 1);
+          }
 }
 
 }  // namespace

@@ -20,9 +20,6 @@ inline void check_cuda(std::string_view op, std::string_view call, cudaError_t s
   MOXIE_CHECK(status == cudaSuccess, op, ": ", call, " failed: ", cudaGetErrorString(status));
 }
 
-// Of an H200: how many CTAs run at once decides only which take what, never the result.
-inline constexpr int kSms = 132;
-
 struct Launch {
   std::string_view op;  // for the error message
   void* stream;

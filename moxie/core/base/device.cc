@@ -4,13 +4,18 @@
 
 namespace moxie {
 
-namespace cuda {
-int compute_capability(int device);  // device_cuda.cu
+namespace cuda {  // device_cuda.cu
+int compute_capability(int device);
+int num_multiprocessors(int device);
+}  // namespace cuda
+
+int compute_capability([[maybe_unused]] int device) {
+  if constexpr (kHasCuda) return cuda::compute_capability(device);
+  return 0;
 }
 
-int compute_capability(int device) {
-  if constexpr (kHasCuda) return cuda::compute_capability(device);
-  (void)device;
+int num_multiprocessors([[maybe_unused]] int device) {
+  if constexpr (kHasCuda) return cuda::num_multiprocessors(device);
   return 0;
 }
 

@@ -3,8 +3,8 @@
 
 namespace moxie {
 
-// major * 10 + minor of a CUDA device: 90 is Hopper, 100 Blackwell; 0 without a CUDA backend. A
-// negative device is the current one; 0 if there is none.
-int compute_capability(int device);
+// A negative device is the current one. 0 if there is none, and without a CUDA backend.
+int compute_capability(int device);   // major * 10 + minor: 90 is Hopper, 100 Blackwell
+int num_multiprocessors(int device);  // decides how work is cut, never its result
 
 }  // namespace moxie

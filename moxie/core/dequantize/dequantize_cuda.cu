@@ -1,6 +1,7 @@
 // Rowwise: patches are loaded, scaled and stored where they are. Colwise: the tile is turned round
 // in shared memory as bytes, before it grows to bf16 or f32; tiles are cut in the buffer, so that
 // each column of one is read as one piece.
+#include "moxie/core/base/device.h"
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
 #include "moxie/core/sm90/l2.cuh"
@@ -22,6 +23,7 @@ struct DequantizeParams {
   int64_t alignment;
   Raster raster;
   Ending ending;
+  uint32_t ctas_at_once;
 };
 
 // Colwise, of the tile at hand and the next.
@@ -220,11 +222,6 @@ constexpr int ctas_per_sm(Form form) {
   return sizeof(T) == 2 ? 3 : 2;
 }
 
-template <class T>
-constexpr int ctas_at_once(Form form) {
-  return kSms * ctas_per_sm<T>(form);
-}
-
 // What the first CTAs of tokens need is about here: memory has nothing else to do while they
 // search.
 template <Form kForm, class T, bool kAligned>
@@ -247,7 +244,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto [tile, run_index, runs] = ending_at(p.ending, work, p.raster.runs, col_tiles);
   const int64_t step = static_cast<int64_t>(runs) * kTileCols;
   if (tile >= p.raster.row_tiles) return;
-  if (work < ctas_at_once<T>(kForm))
+  if (work < p.ctas_at_once)
     prefetch_tile<kForm>(p, tile, static_cast<int64_t>(run_index) * kTileCols);
   constexpr Cut kCut = cut_of(kForm);
   const RowTile& at = find_row_tile<kCut>(p.panels, p.alignment, tile, s.search);
@@ -302,7 +299,8 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols),
                 likely = likely_row_tiles(panels, alignment, cut_of(args.form));
   with_format(args.x.format, [&]<class T>() {
-    const Ending ending = Ending::of(row_tiles, likely, col_tiles, ctas_at_once<T>(args.form));
+    const int ctas_at_once = num_multiprocessors(-1) * ctas_per_sm<T>(args.form);
+    const Ending ending = Ending::of(row_tiles, likely, col_tiles, ctas_at_once);
     const Launch how{
         .op = "dequantize",
         .stream = stream,
@@ -328,7 +326,8 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
           .x = x,
           .alignment = alignment,
           .raster = raster,
-          .ending = ending};
+          .ending = ending,
+          .ctas_at_once = static_cast<uint32_t>(ctas_at_once)};
       launch(how,
              rowwise ? dequantize_kernel<T, Form::kRowwise, kAligned>
                      : dequantize_kernel<T, Form::kColwise, kAligned>,

@@ -7,7 +7,6 @@
 namespace moxie {
 namespace {
 
-constexpr int64_t kPairs = 66;  // of CTAs that run at a time, on the 132 multiprocessors of an H200
 constexpr int64_t kPairColumns = 256;
 
 // The tiles of a group.
@@ -16,6 +15,8 @@ struct Grid {
   int64_t down, columns;  // tiles
   int64_t band = 0;       // of columns
 };
+
+int64_t pairs_of(const GemmProblem& p) { return max(p.pairs, 1); }
 
 // Rows of tiles. Where groups are ragged in rows, half a tile is expected to lie past the last of
 // each.
@@ -28,7 +29,7 @@ int64_t expected_rows_of_tiles(const GemmProblem& p, int64_t rows) {
 // Time in units of what a row of a tall tile takes: rounds of tiles times rows of a tile.
 int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
   const int64_t tiles = expected_rows_of_tiles(p, rows) * ceil_div(p.n, kPairColumns);
-  return ceil_div(tiles, kPairs) * rows * percent;
+  return ceil_div(tiles, pairs_of(p)) * rows * percent;
 }
 
 // The columns of b in a band are read again for each tile down the rows, so they should stay in L2,
@@ -57,24 +58,28 @@ int64_t rows_of_round(const Grid& grid, int64_t begin, int64_t end) {
 
 // What is left over counts as a round. More than some rounds of a large matrix are not counted: the
 // host has no time for it.
-int64_t rows_of_rounds(const Grid& grid) {
+int64_t rows_of_rounds(const Grid& grid, int64_t pairs) {
   constexpr int64_t kMostRounds = 64;
   int64_t rows = 0;
-  const int64_t tiles = min(grid.down * grid.columns, kMostRounds * kPairs);
-  for (int64_t begin = 0; begin < tiles; begin += kPairs)
-    rows += rows_of_round(grid, begin, min(begin + kPairs, tiles));
+  const int64_t tiles = min(grid.down * grid.columns, kMostRounds * pairs);
+  for (int64_t begin = 0; begin < tiles; begin += pairs)
+    rows += rows_of_round(grid, begin, min(begin + pairs, tiles));
   return rows;
 }
 
-// The band with which wgrad's rounds read the least. Rounds of 66 are about as wide as high in
-// bands of 5 to 12.
+// The band with which wgrad's rounds read the least. Rounds are about as wide as high in bands of
+// 0.6 to 1.5 times the square root of their pairs: 5 to 12 of 66.
 int64_t band_of_rounds(const GemmProblem& p, int64_t rows) {
   Grid grid{.rows = rows,
             .down = ceil_div(p.rows / max<int64_t>(p.groups, 1), rows),
             .columns = max<int64_t>(ceil_div(p.n, kPairColumns), 1)};
   int64_t best = 1, least = std::numeric_limits<int64_t>::max();
-  for (grid.band = 5; grid.band <= 12; ++grid.band)
-    if (const int64_t read = rows_of_rounds(grid); read < least) best = grid.band, least = read;
+  const int64_t pairs = pairs_of(p);
+  for (grid.band = 1; 4 * grid.band * grid.band <= 9 * pairs; ++grid.band) {
+    if (25 * grid.band * grid.band < 9 * pairs) continue;
+    if (const int64_t read = rows_of_rounds(grid, pairs); read < least)
+      best = grid.band, least = read;
+  }
   return min(best, grid.columns);
 }
 

@@ -1,5 +1,5 @@
 // Which tile the Hopper kernel takes for a problem, and in which order it visits the tiles. A pure
-// function of sizes that the host knows: offs stay on the device.
+// function of what the host knows, sizes and the device: offs stay on the device.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@ struct GemmProblem {
   int64_t groups;
   int64_t rows;  // of the result, all groups together
   int64_t n, k;  // k: of one group, or what is to be expected of it where it is ragged
+  int pairs;     // of CTAs that run at a time: half the multiprocessors
 };
 
 // Rows of the result that a CTA computes; it is always 128 columns.

@@ -11,8 +11,12 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
     const cuda::Launch how{"grouped_mm", stream, 0};
     return cuda::zero_async(how, args.out.data, rows * n * bytes_of(args.out.format));
   }
-  const TileChoice tile =
-      choose_tile({.ragged = Ragged::kRows, .groups = groups, .rows = rows, .n = n, .k = k});
+  const TileChoice tile = choose_tile({.ragged = Ragged::kRows,
+                                       .groups = groups,
+                                       .rows = rows,
+                                       .n = n,
+                                       .k = k,
+                                       .pairs = pairs_at_once()});
   GemmParams p{};
   p.a = a_map(args.a.qdata.data, rows, k, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, groups * n, k, args.out.format);

@@ -18,7 +18,8 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
                                        .groups = groups,
                                        .rows = groups * m,
                                        .n = n,
-                                       .k = ceil_div(padded, groups)});
+                                       .k = ceil_div(padded, groups),
+                                       .pairs = pairs_at_once()});
   GemmParams p{};
   p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
   p.b = b_map(args.b.qdata.data, n, padded, args.out.format);

@@ -109,6 +109,9 @@ inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
                              .box = {StoreBox::kBytes, StoreBox::kRows}});
 }
 
+// Pairs of CTAs that run at a time on the current device.
+inline int pairs_at_once() { return min(num_multiprocessors(-1) / kCluster, kMaxPairs); }
+
 struct GemmLaunch {
   std::string_view op;
   void* stream;
@@ -119,19 +122,18 @@ template <class Tile, class Out>
 void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   const auto kernel = gemm_kernel<Tile, Out>;
   constexpr int kShared = sizeof(GemmShared<Tile>);
-  int device = 0, sms = 0;
+  int device = 0;
   MOXIE_CUDA_CHECK(how.op, cudaGetDevice(&device));
   const int capability = compute_capability(device);
   MOXIE_CHECK(capability == 90, how.op, ": the Hopper kernel needs compute capability 9.0, got ",
               capability / 10, ".", capability % 10);
-  MOXIE_CUDA_CHECK(how.op, cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device));
   MOXIE_CUDA_CHECK(
       how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t config{};
-  const int64_t pairs = min<int64_t>(min(sms / kCluster, kMaxPairs), how.pairs);
+  const int64_t pairs = min<int64_t>(pairs_at_once(), how.pairs);
   config.gridDim.x = static_cast<unsigned>(pairs * kCluster);
   config.blockDim.x = Tile::kThreads;
   config.dynamicSmemBytes = kShared;

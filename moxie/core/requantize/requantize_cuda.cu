@@ -5,6 +5,7 @@
 // the quantizer's kernel.
 #include <limits>
 
+#include "moxie/core/base/device.h"
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/requantize/tile.cuh"
 #include "moxie/core/sm90/l2.cuh"
@@ -141,7 +142,7 @@ __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
   const int64_t col = static_cast<int64_t>(run) * length * kTileCols;
   if (threadIdx.x == 0) {
     // The first CTAs need about these rows, and memory has nothing else to do while they search.
-    if (work < kCtasAtOnce)
+    if (work < p.ctas_at_once)
       for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
         sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
                               static_cast<int32_t>(tile * kTileRows));
@@ -200,9 +201,10 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t run =
       run_length(panels, row_tiles, col_tiles, {.longest = kLongest, .ctas_per_sm = kCtas});
   const int64_t num_runs = ceil_div(col_tiles, run);
+  const int ctas_at_once = kCtas * num_multiprocessors(-1);
   // Half as many as run at once: their tiles are a little slower.
   const Ending ending =
-      Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, kCtasAtOnce / 2);
+      Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, ctas_at_once / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
       .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
@@ -226,7 +228,8 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .alignment = alignment,
       .row_tiles = row_tiles,
       .runs = {.count = static_cast<uint32_t>(num_runs), .length = static_cast<uint32_t>(run)},
-      .ending = ending};
+      .ending = ending,
+      .ctas_at_once = static_cast<uint32_t>(ctas_at_once)};
   launch({.op = "requantize",
           .stream = stream,
           .work = ending.work(row_tiles, num_runs, col_tiles),

@@ -12,7 +12,6 @@ namespace moxie::cuda {
 inline constexpr int kRun = 8;
 inline constexpr int kStages = 2;
 inline constexpr int kCtas = 3;  // per SM: what registers allow
-inline constexpr uint32_t kCtasAtOnce = kCtas * kSms;
 inline constexpr int kWarpCols = 64;
 inline constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
 inline constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
@@ -68,6 +67,7 @@ struct RequantizeParams {
   int64_t alignment, row_tiles;
   Runs runs;
   Ending ending;
+  uint32_t ctas_at_once;
 };
 
 struct RequantizeStorage {
