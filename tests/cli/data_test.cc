@@ -2,7 +2,6 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -306,17 +305,6 @@ TEST(FindTextFiles, TakesEachFileOnce) {
   std::filesystem::create_symlink(folder.path("b"), folder.path("link"));
   const std::vector<std::string> linked = find_text_files({folder.path()});
   EXPECT_EQ(linked.size(), 3u) << ::testing::PrintToString(linked);
-}
-
-TEST(FindTextFiles, SaysWhichPythonIsMissing) {
-  const char* old = std::getenv("MOXIE_PYTHON");
-  const std::string kept = old != nullptr ? old : "";
-  ::setenv("MOXIE_PYTHON", "nowhere/python3", 1);
-  EXPECT_THAT([] { python_library(); }, ThrowsMessage<Error>(HasSubstr("nowhere/python3")));
-  if (old != nullptr)
-    ::setenv("MOXIE_PYTHON", kept.c_str(), 1);
-  else
-    ::unsetenv("MOXIE_PYTHON");
 }
 
 }  // namespace

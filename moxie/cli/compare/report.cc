@@ -1,7 +1,9 @@
 #include "moxie/cli/compare/report.h"
 
 #include <cstdio>
-#include <cstdlib>
+
+#include "moxie/cli/process/python.h"
+#include "moxie/cli/process/spawn.h"
 
 namespace moxie::cli {
 
@@ -9,12 +11,11 @@ extern const char* const kReportScript;    // report.py; written by CMake
 extern const char* const kPicturesScript;  // pictures.py
 
 bool write_report(const CompareFolder& folder, Children& children) {
-  const char* named = std::getenv("MOXIE_PYTHON");
-  const std::string python = named != nullptr && *named != '\0' ? named : "python3";
+  const std::string python = python_name();
   const int code = children.run(python, {"-c", kReportScript, folder.path, kPicturesScript});
   if (code == 0) return true;
-  const std::string why =
-      code == 127 ? "there is no such program" : "it ended with exit code " + std::to_string(code);
+  const std::string why = code == kNoProgram ? "there is no such program"
+                                             : "it ended with exit code " + std::to_string(code);
   std::fprintf(stderr,
                "moxie: no report.html, as '%s' could not write it (%s); MOXIE_PYTHON names another "
                "Python, and the numbers are in '%s'\n",

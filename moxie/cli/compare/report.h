@@ -4,7 +4,7 @@
 #include <string>
 
 #include "moxie/cli/compare/plan.h"
-#include "moxie/cli/compare/process.h"
+#include "moxie/cli/process/children.h"
 
 namespace moxie::cli {
 

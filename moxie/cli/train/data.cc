@@ -1,17 +1,15 @@
 #include "moxie/cli/train/data.h"
 
 #include <algorithm>
-#include <array>
 #include <bit>
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <set>
 
 #include "moxie/cli/file/checksum.h"
 #include "moxie/cli/file/error.h"
+#include "moxie/cli/process/python.h"
 #include "moxie/core/base/check.h"
 
 namespace moxie::cli {
@@ -122,23 +120,6 @@ std::vector<std::string> find_text_files(const std::vector<std::string>& paths) 
   std::vector<std::string> sorted;
   for (const Found& file : files) sorted.push_back(file.path);
   return sorted;
-}
-
-std::string python_library() {
-  const char* chosen = std::getenv("MOXIE_PYTHON");
-  const std::string python = chosen != nullptr && *chosen != '\0' ? chosen : "python3";
-  const std::string command =
-      "'" + python + "' -c 'import sysconfig; print(sysconfig.get_path(\"stdlib\"))' 2>/dev/null";
-  std::array<char, 4096> line = {};
-  if (FILE* pipe = ::popen(command.c_str(), "r")) {
-    const bool read = std::fgets(line.data(), line.size(), pipe) != nullptr;
-    ::pclose(pipe);
-    line[std::strcspn(line.data(), "\n")] = '\0';
-    if (read && fs::is_directory(line.data())) return line.data();
-  }
-  fail("--data: there is no ", python,
-       " here whose standard library could be read; name text "
-       "files or folders");
 }
 
 Corpus::Corpus(const CorpusOptions& options)

@@ -16,11 +16,8 @@ namespace moxie::cli {
 // text is taken: nothing hidden, no file with a zero byte near its start, no installed packages.
 std::vector<std::string> find_text_files(const std::vector<std::string>& paths);
 
-// The folder of Python's standard library.
-std::string python_library();
-
 struct CorpusOptions {
-  std::vector<std::string> paths;  // empty: python_library()
+  std::vector<std::string> paths;  // empty: python_library() of process/python.h
   int64_t seq_len = 0;
   double held_out = 0;
   uint64_t seed = 0;

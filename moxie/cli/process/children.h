@@ -3,8 +3,7 @@
 
 #include <csignal>
 #include <string>
-
-#include "moxie/cli/train/config.h"
+#include <vector>
 
 namespace moxie::cli {
 
@@ -17,10 +16,9 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  // The exit code, as a shell has it: 128 + N where signal N ended the child, 127 where there is no
-  // such program (looked for on PATH, unless it has a slash). The child has our stderr, an empty
-  // stdin, and a stdout that nobody reads. If we are killed it gets SIGTERM.
-  int run(const std::string& program, const Words& args);
+  // The exit code, as a shell has it: 128 + N where signal N ended the child, kNoProgram (spawn.h)
+  // where there is no such program. The child has our stderr and a stdout that nobody reads.
+  int run(const std::string& program, const std::vector<std::string>& args);
 
   // Whether there was a signal so far, to us or from us.
   bool interrupted();

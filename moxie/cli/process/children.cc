@@ -1,0 +1,46 @@
+#include "moxie/cli/process/children.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <ctime>
+
+#include "moxie/cli/process/spawn.h"
+
+namespace moxie::cli {
+
+Children::Children() {
+  ::sigemptyset(&signals_);
+  for (const int number : {SIGINT, SIGTERM, SIGCHLD}) ::sigaddset(&signals_, number);
+  ::sigprocmask(SIG_BLOCK, &signals_, &before_);
+}
+
+Children::~Children() { ::sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+bool Children::interrupted() {
+  const timespec now = {};
+  for (int number; (number = ::sigtimedwait(&signals_, nullptr, &now)) > 0;)
+    interrupted_ |= number != SIGCHLD;
+  return interrupted_;
+}
+
+int Children::run(const std::string& program, const std::vector<std::string>& args) {
+  const pid_t child =
+      spawn({.program = program, .args = args, .err = STDERR_FILENO, .signals = before_});
+  int status = 0;
+  while (::waitpid(child, &status, WNOHANG) == 0) {
+    siginfo_t info = {};
+    const int number = ::sigwaitinfo(&signals_, &info);
+    if (number != SIGINT && number != SIGTERM) continue;
+    // A terminal has told the child too. Whoever told us alone, or all of our group, is not known:
+    // the child gets the other of the two signals, as a second one of the same kind would end it
+    // at once.
+    if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGINT ? SIGTERM : SIGINT);
+    interrupted_ = true;
+  }
+  const int code = exit_code(status);
+  interrupted_ |= code == 128 + SIGINT || code == 128 + SIGTERM;
+  return code;
+}
+
+}  // namespace moxie::cli
