@@ -11,7 +11,10 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
   return rank;
 }
 
+// Aligned: the lanes of a warp must come here together, and after a branch that only some of them
+// took that is not given.
 __device__ __forceinline__ void cluster_sync() {
+  __syncwarp();
   asm volatile(
       "barrier.cluster.arrive.release.aligned;\n"
       "barrier.cluster.wait.acquire.aligned;" ::
