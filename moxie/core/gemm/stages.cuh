@@ -32,8 +32,10 @@ class Stages {
   __device__ __forceinline__ int slot() const { return at_.slot; }
   __device__ __forceinline__ void advance() { at_.advance(); }
   __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
-  // A stage is free once every warp of both CTAs has said so: a was loaded by both.
+  // A stage is free once every warp of both CTAs has said so: a was loaded by both. Two lanes speak
+  // for all, whose reads of the stage's scales come first.
   __device__ __forceinline__ void release(int slot) {
+    __syncwarp();
     if (cuda::lane_index() < kCluster)
       mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
   }
