@@ -109,6 +109,41 @@ def test_gradients_of_pad_and_unpad_compile(device):
     assert counter.frame_count == 1
 
 
+DIFFERENTIABLE = [case for case in CASES if case.is_differentiable or case.name in ("pad_groups", "unpad_groups")]
+
+
+def with_leaves(args, kwargs, names):
+    """The call with fresh leaves where `names` says so: args, kwargs, and the leaves by name."""
+    leaves = {name: value.detach().clone().requires_grad_() for name, value in {**dict(enumerate(args)), **kwargs}.items()
+              if name in names}
+    return ([leaves.get(i, value) for i, value in enumerate(args)],
+            {name: leaves.get(name, value) for name, value in kwargs.items()}, leaves)
+
+
+def step(function, args, kwargs, names):
+    """Forward and backward: the result and the gradients of the arguments that are named."""
+    args, kwargs, leaves = with_leaves(args, kwargs, names)
+    y = as_tuple(function(*args, **kwargs))[0]
+    y.backward(random_values(*y.shape, dtype=torch.float32, device=y.device, seed=8).clamp(-9, 9).to(y.dtype))
+    return [y.detach(), *(leaf.grad for leaf in leaves.values())]
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+@pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
+def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the_graph(case: Case, backend, device):
+    args, kwargs = case.make(device, 70)
+    floating = [name for name, value in {**dict(enumerate(args)), **kwargs}.items()
+                if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    # Together, and each alone: whether another one wants a gradient must not matter. Inductor is slow: together stands for all.
+    alone = [[name] for name in floating] if backend == "aot_eager" and len(floating) > 1 else []
+    for names in [floating, *alone]:
+        torch._dynamo.reset()
+        function = torch.compile(lambda *args, **kwargs: case.op(*args, **kwargs), backend=backend, fullgraph=True)
+        expected = step(case.op, args, kwargs, names)
+        assert all(grad is not None for grad in expected), names
+        assert_same_bytes(step(function, args, kwargs, names), expected, f"{names}")
+
+
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_the_number_of_rows_may_depend_on_data(device):
     """As it does after an exchange of tokens between ranks: nothing is known of it while tracing."""

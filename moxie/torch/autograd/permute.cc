@@ -81,7 +81,10 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 Tensor permute_autograd(const Tensor& x, const Tensor& slot_of, const Tensor& row_of, int64_t top_k,
                         const OptionalTensor& weights) {
-  TORCH_CHECK_VALUE(!weights || !weights->requires_grad(),
+  // Not where nothing is recorded: while a graph is traced, unpermute's backward comes here with
+  // the weights that are inputs of that graph.
+  const bool recorded = c10::GradMode::is_enabled();
+  TORCH_CHECK_VALUE(!weights || !weights->requires_grad() || !recorded,
                     "permute: weights get no gradient here and must not require one; weigh in "
                     "unpermute instead");
   return Permute::apply(x, slot_of, row_of, top_k, weights);
