@@ -1,6 +1,7 @@
 # Thin on purpose: tools/setup.sh installs, CMake builds, tools/test.py tests.
 PYTHON ?= python3
-TORCH ?= torch==2.13.0
+TORCH ?=
+VENV ?= .venv
 PIP_ARGS ?=
 CMAKE_ARGS ?=
 JOBS ?= $(shell nproc)
@@ -8,9 +9,12 @@ PRESET ?= $(shell PATH="$$PATH:/usr/local/cuda/bin"; \
   command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
 
 PRESET := $(PRESET)
-python = $$(cat build/python)
+# An environment of another name has a build folder of its own, so that several stand side by side.
+BUILD := build$(if $(filter-out .venv,$(VENV)),/$(patsubst .%,%,$(notdir $(VENV))))
+python = $$(cat $(BUILD)/python)
 in_build = PATH="$$(dirname "$(python)"):$$PATH"
-library = $(CURDIR)/build/$(PRESET)/moxie/torch/libmoxie_torch.so
+library = $(CURDIR)/$(BUILD)/$(PRESET)/moxie/torch/libmoxie_torch.so
+torch_version = $(shell sed -n 's/^$(1) = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 
 .PHONY: help setup build test train bench format clean
 
@@ -21,29 +25,30 @@ help:
 	@echo "make setup    install what is missing (says first what that is)"
 	@echo "make build    set up and build"
 	@echo "make format   format the C++ and CUDA sources in place"
-	@echo "make clean    remove build/ (.venv stays)"
+	@echo "make clean    remove build/ (environments stay)"
 	@echo
-	@echo "PYTHON=$(PYTHON)  used as it is if it has torch 2.11 to 2.13; else .venv is made with it"
-	@echo "TORCH='$(TORCH)'  what .venv gets; may carry pip options, such as another index"
+	@echo "PYTHON=$(PYTHON)  used as it is if it has torch $(call torch_version,OLDEST) or later; else VENV is made with it"
+	@echo "TORCH='$(TORCH)'  what VENV gets (empty: as in tools/setup.sh); may carry pip options, such as another index"
+	@echo "VENV=$(VENV)  the environment; one named otherwise has its own build folder (tested: torch $(call torch_version,OLDEST) to $(call torch_version,NEWEST))"
 	@echo "PIP_ARGS='$(PIP_ARGS)'  options of every pip install"
 	@echo "CMAKE_ARGS='$(CMAKE_ARGS)'  options of the configuration, such as -DMOXIE_WERROR=ON"
 	@echo "JOBS=$(JOBS)  compiler processes at a time"
 	@echo "PRESET=$(PRESET)  cuda where nvcc and a GPU are found, else cpu; see CMakePresets.json"
 
 setup:
-	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' tools/setup.sh
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' VENV='$(VENV)' BUILD='$(BUILD)' PIP_ARGS='$(PIP_ARGS)' tools/setup.sh
 
 build: setup
-	@$(in_build) cmake --preset $(PRESET) $(CMAKE_ARGS) >build/$(PRESET).log || \
-	  { cat build/$(PRESET).log; exit 1; }
-	@$(in_build) cmake --build build/$(PRESET) -j $(JOBS)
+	@$(in_build) cmake --preset $(PRESET) -B $(BUILD)/$(PRESET) -DPython3_EXECUTABLE="$(python)" $(CMAKE_ARGS) \
+	  >$(BUILD)/$(PRESET).log || { cat $(BUILD)/$(PRESET).log; exit 1; }
+	@$(in_build) cmake --build $(BUILD)/$(PRESET) -j $(JOBS)
 
 test: build
-	@$(in_build) "$(python)" tools/test.py build/$(PRESET)
+	@$(in_build) "$(python)" tools/test.py $(BUILD)/$(PRESET)
 
 # Goes on where an earlier one was stopped.
 train: build
-	@MOXIE_PYTHON="$(python)" build/$(PRESET)/bin/moxie compare --out runs/make-train \
+	@MOXIE_PYTHON="$(python)" $(BUILD)/$(PRESET)/bin/moxie compare --out runs/make-train \
 	  $$(if [ -e runs/make-train/plan.json ]; then echo --resume; \
 	     else echo --preset tiny --recipes bf16 mxfp8_rceil_128 --seeds 2; fi)
 

@@ -9,8 +9,17 @@
 # language, searches the toolkit and sets architecture flags; Moxie's torch layer is plain C++ and
 # must build with any torch, with or without a toolkit.
 set(MOXIE_TORCH_PREFIX "" CACHE PATH "Folder of libtorch (empty: take it from Python)")
-set(MOXIE_TORCH_MIN 2.11)
-set(MOXIE_TORCH_END 2.14)  # exclusive
+
+# MOXIE_TORCH_OLDEST and MOXIE_TORCH_NEWEST come from the Python package, which must know them at run
+# time; MoxieConfig.cmake sets them for those who use an installed Moxie.
+if(NOT MOXIE_TORCH_OLDEST)
+  set(versions ${CMAKE_CURRENT_LIST_DIR}/../python/moxie/_torch_versions.py)
+  set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${versions})
+  foreach(name OLDEST NEWEST)
+    file(STRINGS ${versions} line REGEX "^${name} = ")
+    string(REGEX MATCH "[0-9]+\\.[0-9]+" MOXIE_TORCH_${name} "${line}")
+  endforeach()
+endif()
 
 function(moxie_torch_missing text)
   if(MOXIE_TORCH_OPTIONAL)
@@ -111,7 +120,7 @@ function(moxie_add_libtorch prefix)
 endfunction()
 
 if(NOT TARGET Moxie::libtorch)
-  set(needed "torch >= ${MOXIE_TORCH_MIN} and < ${MOXIE_TORCH_END}")
+  set(needed "torch ${MOXIE_TORCH_OLDEST} or later")
   set(where "MOXIE_TORCH_PREFIX")
   set(prefix "${MOXIE_TORCH_PREFIX}")
   if(NOT prefix)
@@ -127,9 +136,14 @@ if(NOT TARGET Moxie::libtorch)
   if(prefix)
     cmake_path(ABSOLUTE_PATH prefix NORMALIZE)
     moxie_torch_version(${prefix} version MOXIE_TORCH_CUDA)
-    if(version VERSION_LESS MOXIE_TORCH_MIN OR version VERSION_GREATER_EQUAL MOXIE_TORCH_END)
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+    if(version VERSION_LESS MOXIE_TORCH_OLDEST)
       moxie_torch_missing("Moxie needs ${needed}; ${prefix} holds '${version}' (from ${where}).")
     else()
+      if(minor VERSION_GREATER MOXIE_TORCH_NEWEST)
+        message(WARNING "Moxie is tested with torch ${MOXIE_TORCH_OLDEST} to "
+          "${MOXIE_TORCH_NEWEST}; ${prefix} holds ${version}. Going on with it.")
+      endif()
       message(STATUS "torch ${version}, CUDA '${MOXIE_TORCH_CUDA}': ${prefix}")
       moxie_add_libtorch(${prefix})
     endif()

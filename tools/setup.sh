@@ -1,19 +1,24 @@
 #!/usr/bin/env bash
 # Gets a machine ready to build and test Moxie: says what is missing, then installs it. Where
 # nothing is missing it changes nothing and needs no network. The interpreter it settles on is
-# written to build/python.
+# written to BUILD/python.
 #
 #   tools/setup.sh [--with-clang-format]
 #
-# PYTHON    interpreter to use, or to make .venv with (default: python3)
-# TORCH     what to install when there is no torch in range; may carry pip options of its own
+# PYTHON    interpreter to use, or to make VENV with (default: python3)
+# TORCH     what to install when there is no torch that is new enough (default: torch==2.13.0); may
+#           carry pip options of its own
+# VENV      virtual environment (default: .venv); one that is named is used whatever PYTHON has
+# BUILD     folder of what is built for that environment (default: build)
 # PIP_ARGS  options of every pip install
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-: "${PYTHON:=python3}" "${TORCH:=torch==2.13.0}" "${PIP_ARGS:=}"
+: "${PYTHON:=python3}" "${PIP_ARGS:=}" "${VENV:=.venv}" "${BUILD:=build}"
+named_torch=${TORCH:-}
+: "${TORCH:=torch==2.13.0}"
 torchao=torchao==0.18.0       # the tests' oracle; those that need it skip without it
-venv=$PWD/.venv
+venv=$(realpath -ms "$VENV")
 unfinished=$venv/.unfinished  # is there while packages are being installed
 no_torchao=$venv/.no-torchao  # installing it failed once: not tried again
 with_clang_format=no
@@ -94,10 +99,15 @@ install_packages() {
 
 # ---- which Python, and what it lacks -----------------------------------------------------------
 
-# Prints the interpreter's prefix, then its torch or "none" (none in range), then each package that
-# is not installed. Reads metadata only: importing torch takes seconds.
+oldest=$(sed -n 's/^OLDEST = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
+newest=$(sed -n 's/^NEWEST = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
+is_at_most() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -1) == "$1" ]]; }
+minor() { cut -d. -f1,2 <<<"$1"; }
+
+# Prints the interpreter's prefix, then its torch or "none" (none, or one that is too old), then each
+# package that is not installed. Reads metadata only: importing torch takes seconds.
 probe() {
-  env -u PYTHONPATH "$1" - 2>/dev/null <<'PY' || true
+  env -u PYTHONPATH "$1" - "$oldest" 2>/dev/null <<'PY' || true
 import sys
 from importlib import metadata
 def version(name):
@@ -105,9 +115,10 @@ def version(name):
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
+def minor(text):
+    return tuple(int(n) for n in text.split(".")[:2])
 torch = version("torch")
-in_range = torch and (2, 11) <= tuple(int(n) for n in torch.split(".")[:2]) < (2, 14)
-print(sys.prefix, torch if in_range else "none", sep="\n")
+print(sys.prefix, torch if torch and minor(torch) >= minor(sys.argv[1]) else "none", sep="\n")
 for name in ("pip", "numpy", "pytest", "matplotlib", "torchao"):
     if not version(name):
         print(name)
@@ -118,12 +129,13 @@ has_torch() { [[ $(torch_of "$1") =~ ^[0-9] ]]; }
 lacks() { sed 1,2d <<<"$1" | grep -qx "$2"; }
 
 # plan: use       the user's own Python, which has torch
-#       complete  .venv is there; install what it lacks
-#       create    make .venv
+#       complete  VENV is there; install what it lacks
+#       create    make VENV
 python=$PYTHON
 wanted=(numpy pytest)
 state=$(probe "$python")
-if has_torch "$state" && ! [[ $(head -1 <<<"$state") -ef $venv ]]; then
+if [[ $venv == "$PWD/.venv" ]] && has_torch "$state" &&
+  ! [[ $(head -1 <<<"$state") -ef $venv ]]; then
   plan=use
 else
   python=$venv/bin/python
@@ -138,6 +150,12 @@ fi
 
 torch=
 has_torch "$state" || torch=$TORCH
+exact=$(sed -n 's/^torch==\([0-9.]*\)$/\1/p' <<<"$named_torch")
+found=$(torch_of "$state")
+if [[ $plan == complete && -n $exact && -z $torch && ${found%%+*} != "$exact" ]]; then
+  die "${venv#"$PWD"/} holds torch $found, and TORCH is '$TORCH'; name another VENV, such as" \
+    "VENV=.venv-$exact, or remove that one"
+fi
 pip_packages=()
 for name in "${wanted[@]}"; do
   if lacks "$state" "$name"; then pip_packages+=("$name"); fi
@@ -151,7 +169,7 @@ mapfile -t packages < <(missing_packages)
 # shellcheck disable=SC2206
 from_pip=($torch "${pip_packages[@]}" $torchao)  # TORCH is a list of words
 if [[ ${#packages[@]} -gt 0 ]]; then say "will install with apt: ${packages[*]}"; fi
-if [[ $plan == create ]]; then say "will create the virtual environment .venv"; fi
+if [[ $plan == create ]]; then say "will create the virtual environment ${venv#"$PWD"/}"; fi
 if [[ ${#from_pip[@]} -gt 0 ]]; then
   say "will install with pip, for ${python#"$PWD"/}: ${from_pip[*]}"
 fi
@@ -192,7 +210,10 @@ fi
 rm -f "$unfinished"
 
 if [[ -n $torch ]]; then state=$(probe "$python"); fi
-has_torch "$state" || die "$python has no torch >= 2.11 and < 2.14 (TORCH is '$TORCH')"
-mkdir -p build
-"$python" -c 'import sys; print(sys.executable)' >build/python
-say "python is $(<build/python), torch is $(torch_of "$state")"
+has_torch "$state" || die "$python has no torch $oldest or later (TORCH is '$TORCH')"
+mkdir -p "$BUILD"
+"$python" -c 'import sys; print(sys.executable)' >"$BUILD/python"
+say "python is $(<"$BUILD/python"), torch is $(torch_of "$state")"
+if ! is_at_most "$(minor "$(torch_of "$state")")" "$newest"; then
+  say "Moxie is tested with torch $oldest to $newest, and this one is newer; going on with it"
+fi

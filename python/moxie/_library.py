@@ -2,19 +2,28 @@
 
 import os
 import pathlib
+import warnings
 
 import torch
 import torch.compiler.config
 
-_OLDEST, _END = (2, 11), (2, 14)  # cmake/find_torch.cmake has the same range
+from moxie._torch_versions import NEWEST, OLDEST
+
+
+def _major_minor(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".")[:2])
 
 
 def _check_torch() -> None:
-    version = tuple(int(part) for part in torch.__version__.split(".")[:2])
-    if not _OLDEST <= version < _END:
+    version = _major_minor(torch.__version__)
+    if version < _major_minor(OLDEST):
         raise ImportError(
-            f"moxie needs torch >= {_OLDEST[0]}.{_OLDEST[1]} and < {_END[0]}.{_END[1]}, and found torch "
-            f"{torch.__version__}. Install one of those, then build moxie again: it is built for one torch.")
+            f"moxie needs torch {OLDEST} or later, and found torch {torch.__version__}. Install a later one, then build "
+            "moxie again: it is built for one torch.")
+    if version > _major_minor(NEWEST):
+        warnings.warn(
+            f"moxie is tested with torch {OLDEST} to {NEWEST}, and this is torch {torch.__version__}. It goes on; "
+            "warnings.filterwarnings('ignore', message='moxie is tested') silences this.", stacklevel=2)
 
 
 def _path() -> pathlib.Path:

@@ -13,6 +13,7 @@ import torch
 
 import moxie
 import moxie.ops
+from moxie._torch_versions import NEWEST, OLDEST
 
 PACKAGE = pathlib.Path(moxie.__file__).parent
 EXPORTS = [getattr(moxie, name) for name in moxie.__all__]
@@ -67,11 +68,36 @@ def test_a_library_that_does_not_load_says_so(tmp_path):
     assert "ImportError" in done.stderr and "built for another torch" in done.stderr
 
 
-@pytest.mark.parametrize("version", ("2.10.0", "2.14.0+cpu", "3.0.0"))
-def test_a_torch_out_of_range_is_refused_by_name(version):
+@pytest.mark.parametrize("version", ("1.13.1", "2.9.1+cu128", "2.10.0"))
+def test_a_torch_that_is_too_old_is_refused_by_name(version):
     done = import_with(f"import torch; torch.__version__ = {version!r}")
     assert done.returncode != 0
-    assert f"moxie needs torch >= 2.11 and < 2.14, and found torch {version}" in done.stderr
+    assert f"moxie needs torch {OLDEST} or later, and found torch {version}" in done.stderr
+
+
+@pytest.mark.parametrize("version", ("2.99.0", "2.100.0a0+git1234", "3.0.0"))
+def test_a_torch_that_is_newer_than_tested_ones_is_used_with_a_warning(version):
+    newer = f"import torch; torch.__version__ = {version!r}"
+    done = import_with(newer)
+    assert done.returncode == 0, done.stderr
+    assert f"moxie is tested with torch {OLDEST} to {NEWEST}, and this is torch {version}" in done.stderr
+    silenced = import_with(f"{newer}; import warnings; warnings.filterwarnings('ignore', message='moxie is tested')")
+    assert silenced.returncode == 0 and not silenced.stderr
+
+
+@pytest.mark.parametrize("version", (f"{OLDEST}.0", f"{NEWEST}.3+cu130"))
+def test_a_torch_that_is_tested_gives_no_warning(version):
+    done = import_with(f"import torch; torch.__version__ = {version!r}")
+    assert done.returncode == 0 and not done.stderr
+
+
+def test_documents_and_metadata_name_the_versions_that_are_checked():
+    root = PACKAGE.parent.parent
+    if not (root / "pyproject.toml").is_file():
+        pytest.skip("not in the repository")
+    assert f'"torch>={OLDEST}"' in (root / "pyproject.toml").read_text()
+    readme = (root / "README.md").read_text()
+    assert f"torch {OLDEST} to {NEWEST} " in readme and f"A torch of {OLDEST} or later" in readme
 
 
 def test_cost_counts_each_byte_once():
