@@ -5,6 +5,7 @@
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/layout/tile.cuh"
 #include "moxie/core/sm90/l2.cuh"
+#include "moxie/core/sm90/target.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -289,6 +290,9 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
 }
 
 }  // namespace
+
+static_assert(sizeof(DequantizeStorage<Form::kRowwise>) <= sm90::kLeastShared &&
+              sizeof(DequantizeStorage<Form::kColwise>) <= sm90::kLeastShared);
 
 void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) {
   const bool rowwise = args.form == Form::kRowwise;

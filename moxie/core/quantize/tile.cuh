@@ -9,6 +9,7 @@
 
 #include "moxie/core/quantize/form.cuh"
 #include "moxie/core/quantize/quantize.h"
+#include "moxie/core/sm90/target.cuh"
 
 namespace moxie::cuda {
 
@@ -247,6 +248,16 @@ inline bool are_aligned(const QuantizeForms& forms) {
   return is_aligned(forms.rowwise, kRowwisePiece) && is_aligned(forms.colwise, kColwisePiece);
 }
 
+// A source that has kLarge needs more shared memory than every GPU has: to be asked for before.
+template <class Source>
+inline constexpr bool kIsLarge = requires {
+  Source::kLarge;
+};
+template <class Source>
+bool fits_here(std::string_view op) {
+  return sizeof(QuantizeStorage<Source, true>) <= static_cast<size_t>(sm90::shared_here(op));
+}
+
 template <class Source>
 void launch_quantize(std::string_view op, const QuantizeForms& forms, const Panels& panels,
                      const Source& source, void* stream) {
@@ -263,10 +274,9 @@ void launch_quantize(std::string_view op, const QuantizeForms& forms, const Pane
                                       .alignment = alignment,
                                       .raster = raster};
   const auto start = [&]<bool kRowwise, bool kColwise>() {
-    launch({.op = op,
-            .stream = stream,
-            .work = params.raster.work(),
-            .shared_bytes = static_cast<int>(sizeof(QuantizeStorage<Source, kColwise>))},
+    constexpr int kShared = sizeof(QuantizeStorage<Source, kColwise>);
+    static_assert(kShared <= sm90::kLeastShared || kIsLarge<Source>);
+    launch({.op = op, .stream = stream, .work = params.raster.work(), .shared_bytes = kShared},
            quantize_kernel<Source, kRowwise, kColwise>, params);
   };
   if constexpr (std::is_same_v<typename Source::Element, e4m3>) {

@@ -2,22 +2,26 @@
 // few. Tiles arrive by the copy engine, two ahead, and leave by it: threads that store wait for
 // memory. A warp has 32 rows of 64 columns: an amax over 32 rows needs no shared memory, and 16
 // bytes of the turned tile stay together. Tensors whose rows are not whole numbers of 16 bytes take
-// the quantizer's kernel.
+// the quantizer's kernel, and so does every tensor on a GPU whose copy engine knows no tensors.
 #include <limits>
 
 #include "moxie/core/base/device.h"
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/requantize/tile.cuh"
 #include "moxie/core/sm90/l2.cuh"
+#include "moxie/core/sm90/target.cuh"
 #include "moxie/core/sm90/tensor_map.cuh"
 #include "moxie/core/sm90/tma.cuh"
 
 namespace moxie::cuda {
 namespace {
 
+// [[maybe_unused]]: where there is no TMA, the kernel is empty.
+
 // The highest of each block. Both of these have a barrier, behind which every thread has read the
 // tile. Of one column: where it is 32 rows, no other warp has a say.
-__device__ void raise_over_columns(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
+[[maybe_unused]] __device__ void raise_over_columns(RequantizeStorage& s, Block block,
+                                                    Peaks<bf16>& peaks) {
   const int lane = lane_index() % kWarpPatches, first = warp_index() % 2 * kWarpPatches;
   raise_over_lanes<kWarp - kWarpPatches>(peaks);
   if (block.rows > kMxBlock && lane_index() < kWarpPatches)
@@ -30,7 +34,8 @@ __device__ void raise_over_columns(RequantizeStorage& s, Block block, Peaks<bf16
 }
 
 // Of 32 columns or more, one magnitude is all there is to say about a patch.
-__device__ void raise_over_block(RequantizeStorage& s, Block block, Peaks<bf16>& peaks) {
+[[maybe_unused]] __device__ void raise_over_block(RequantizeStorage& s, Block block,
+                                                  Peaks<bf16>& peaks) {
   const auto raise_to = [](uint32_t& most, uint32_t by) { most = Peaks<bf16>::higher(most, by); };
   uint32_t most = peaks.highest();
 #pragma unroll
@@ -58,8 +63,8 @@ static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 
 // A whole tile leaves by the copy engine; of others, which end where a group or the tensor does,
 // threads store what there is. `x` and `y` are its place along k and among the columns.
-__device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
-                             const TurnedTile& tile, int32_t x, int32_t y) {
+[[maybe_unused]] __device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
+                                              const TurnedTile& tile, int32_t x, int32_t y) {
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
     // Half of a line: the other half is that of the tile below or above.
@@ -75,8 +80,8 @@ __device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
     store_piece<true>(to, tile.chunk(i, index), inside ? out.outer - i : 0);
 }
 
-__device__ void load_tile(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
-                          int64_t col, int index) {
+[[maybe_unused]] __device__ void load_tile(const RequantizeParams& p, RequantizeStorage& s,
+                                           const RowTile& at, int64_t col, int index) {
   uint64_t* arrived = &s.arrived[index % kStages];
   sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
   sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
@@ -130,8 +135,7 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
 }
 
 template <bool kWide>
-__global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
-    const __grid_constant__ RequantizeParams p) {
+__device__ void requantize_tiles(const RequantizeParams& p) {
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
   auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
   const auto work = static_cast<uint32_t>(work_index());
@@ -174,6 +178,13 @@ __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
   if (run == 0) zero_swizzled(p.colwise, s.colwise, first, p.row_tiles - (tile - first));
 }
 
+// Without TMA there is nothing in it, and it is not launched.
+template <bool kWide>
+__global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
+    const __grid_constant__ RequantizeParams p) {
+  if constexpr (sm90::kHasTma) requantize_tiles<kWide>(p);
+}
+
 }  // namespace
 
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
@@ -185,7 +196,10 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
                 lines = panels.weights ? panels.count * panels.cols : panels.cols;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
-  if (!is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
+  const auto kernel =
+      args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>;
+  if (!sm90::has_tma("requantize", kernel) ||
+      !is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
       !wide_scales || rows > kMost || panels.cols > kMost || depth > kMost || lines > kMost ||
       rows == 0 || panels.cols == 0) {
     launch_quantize("requantize", forms, panels, source, stream);
@@ -234,7 +248,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
           .stream = stream,
           .work = ending.work(row_tiles, num_runs, col_tiles),
           .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
-         args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>, params);
+         kernel, params);
 }
 
 }  // namespace moxie::cuda

@@ -83,6 +83,7 @@ struct RequantizeStorage {
   int32_t x, y;  // of the panel, where the copy engine stores it
   RowTileSearch search;
 };
+static_assert(sizeof(RequantizeStorage) <= sm90::kLeastShared);
 
 // The scales of the run. Plain, or quads, of which a tile has one scale a row: two threads a row.
 __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s,

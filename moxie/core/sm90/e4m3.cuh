@@ -1,13 +1,14 @@
-// e4m3 in registers, with the conversion instructions of sm_89 and later.
+// e4m3 in registers: by the conversion instructions of sm_89 and later, elsewhere by integers.
 #pragma once
 
-#include <cuda_fp16.h>
 #include <cuda_fp8.h>
 
 #include <cstdint>
 
-#include "moxie/core/format/e4m3.h"
+#include "moxie/core/format/e4m3.cuh"
+#include "moxie/core/format/f16.cuh"
 #include "moxie/core/sm90/convert.cuh"
+#include "moxie/core/sm90/target.cuh"
 
 namespace moxie::cuda {
 
@@ -15,7 +16,10 @@ using E4m3Word = uint32_t;  // four e4m3, the first in the lowest byte
 
 // Two elements in the lower half of a word. Rounds as to_e4m3() does; NaN becomes 0x7f.
 __device__ inline uint32_t encode2(float a, float b) {
-  return __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
+  if constexpr (sm90::kHasE4m3)
+    return __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
+  else
+    return encode2_by_integers(a, b);
 }
 
 __device__ inline E4m3Word encode4(const float* x) {
@@ -26,8 +30,13 @@ __device__ inline E4m3Word encode4(const float* x) {
 __device__ inline void decode4(E4m3Word word, float* x) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const auto codes = static_cast<__nv_fp8x2_storage_t>(word >> 8 * i & 0xffff);
-    const float2 two = __half22float2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
+    float2 two;
+    if constexpr (sm90::kHasE4m3) {
+      const auto codes = static_cast<__nv_fp8x2_storage_t>(word >> 8 * i & 0xffff);
+      two = __half22float2(__nv_cvt_fp8x2_to_halfraw2(codes, __NV_E4M3));
+    } else {
+      two = floats_of_f16_pair(decode2_by_integers(word, i / 2));
+    }
     x[i] = two.x, x[i + 1] = two.y;
   }
 }
@@ -35,21 +44,19 @@ __device__ inline void decode4(E4m3Word word, float* x) {
 // ---- two at a time in f16, which has every e4m3 ----
 
 __device__ inline uint32_t decode_pair(E4m3Word word, int i) {  // elements 2 i and 2 i + 1
-  return i ? sm90::f16x2_of_high_e4m3x2(word) : sm90::f16x2_of_low_e4m3x2(word);
+  if constexpr (sm90::kHasE4m3)
+    return i ? sm90::f16x2_of_high_e4m3x2(word) : sm90::f16x2_of_low_e4m3x2(word);
+  else
+    return decode2_by_integers(word, i);
 }
 
 __device__ inline E4m3Word encode_pairs(uint32_t first, uint32_t second) {
-  return sm90::e4m3x4_of_f16x2(first, second);
-}
-
-__device__ inline uint32_t multiply_f16_pairs(uint32_t a, uint32_t b) {
-  const __half2 product =
-      __hmul2(*reinterpret_cast<const __half2*>(&a), *reinterpret_cast<const __half2*>(&b));
-  return *reinterpret_cast<const uint32_t*>(&product);
-}
-
-__device__ inline float2 floats_of_f16_pair(uint32_t pair) {
-  return __half22float2(*reinterpret_cast<const __half2*>(&pair));
+  if constexpr (sm90::kHasE4m3) {
+    return sm90::e4m3x4_of_f16x2(first, second);
+  } else {
+    const float2 a = floats_of_f16_pair(first), b = floats_of_f16_pair(second);
+    return encode2(a.x, a.y) | encode2(b.x, b.y) << 16;
+  }
 }
 
 // Word i gets byte i of each word.

@@ -1,30 +1,50 @@
 // Maxima of magnitudes in one instruction: absolute values are taken on the way in, and a NaN wins.
-// The sign of a result means nothing; whoever needs the magnitude clears it. sm_86 and later.
+// The sign of a result means nothing; whoever needs the magnitude clears it. Before sm_86 the bits
+// are compared as integers: magnitudes order like them, and those of NaN are the largest.
 #pragma once
 
 #include <bit>
 #include <cstdint>
 
+#include "moxie/core/sm90/target.cuh"
+
 namespace moxie::sm90 {
 
 __device__ inline uint32_t max_magnitude(uint32_t a, uint32_t b) {
-  float most;
-  asm("max.NaN.xorsign.abs.f32 %0, %1, %2;"
-      : "=f"(most)
-      : "f"(std::bit_cast<float>(a)), "f"(std::bit_cast<float>(b)));
-  return std::bit_cast<uint32_t>(most);
+  if constexpr (kHasMaxMagnitude) {
+    float most;
+    asm("max.NaN.xorsign.abs.f32 %0, %1, %2;"
+        : "=f"(most)
+        : "f"(std::bit_cast<float>(a)), "f"(std::bit_cast<float>(b)));
+    return std::bit_cast<uint32_t>(most);
+  } else {
+    return max(a & 0x7fffffffu, b & 0x7fffffffu);
+  }
+}
+
+// Of two halves of a word each, by the bits of whichever 16-bit format.
+__device__ inline uint32_t max_magnitude_by_integers_x2(uint32_t a, uint32_t b) {
+  return __vmaxu2(a & 0x7fff7fffu, b & 0x7fff7fffu);
 }
 
 __device__ inline uint32_t max_magnitude_bf16x2(uint32_t a, uint32_t b) {
-  uint32_t most;
-  asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-  return most;
+  if constexpr (kHasMaxMagnitude) {
+    uint32_t most;
+    asm("max.NaN.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+  } else {
+    return max_magnitude_by_integers_x2(a, b);
+  }
 }
 
 __device__ inline uint32_t max_magnitude_f16x2(uint32_t a, uint32_t b) {
-  uint32_t most;
-  asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
-  return most;
+  if constexpr (kHasMaxMagnitude) {
+    uint32_t most;
+    asm("max.NaN.xorsign.abs.f16x2 %0, %1, %2;" : "=r"(most) : "r"(a), "r"(b));
+    return most;
+  } else {
+    return max_magnitude_by_integers_x2(a, b);
+  }
 }
 
 }  // namespace moxie::sm90

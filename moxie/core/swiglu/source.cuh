@@ -67,6 +67,7 @@ struct SwigluBackwardSource {
   static constexpr int kParts = 2;
   static constexpr bool kAligned = true;
   static constexpr bool kStaged = true;
+  static constexpr bool kLarge = true;  // 107 KB: two CTAs fill an SM of Hopper
   static constexpr int kCtas = 2;
   static constexpr int64_t kLongestRun = 2;
   const bf16 *da, *h;

@@ -6,9 +6,10 @@ namespace moxie::cuda {
 
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
                               void* stream) {
+  constexpr const char* kOp = "swiglu_backward_quantize";
   const int64_t width = panels.cols / 2;
   const auto start = [&](const auto& source) {
-    launch_quantize("swiglu_backward_quantize", args.forms, panels, source, stream);
+    launch_quantize(kOp, args.forms, panels, source, stream);
   };
   if (args.h.format == Format::kF32) {
     start(SwigluBackwardElements<float>{{},
@@ -20,7 +21,7 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Pane
   const auto *da = static_cast<const bf16*>(args.da.data),
              *h = static_cast<const bf16*>(args.h.data);
   if (width % kTileCols == 0 && is_aligned(da, width, kPatch) && is_aligned(h, width, kPatch) &&
-      are_aligned(args.forms))
+      are_aligned(args.forms) && fits_here<SwigluBackwardSource>(kOp))
     start(SwigluBackwardSource{da, h, width});
   else
     start(SwigluBackwardElements<bf16>{{}, da, h, width});
