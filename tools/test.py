@@ -105,6 +105,9 @@ def run(suite: Suite, env: dict[str, str]) -> tuple[Result, str]:
     """The suite's counts, and what to print: its output if anything failed, else nothing."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report"
+        # torch.compile keeps graphs by the ops that were called, whatever a library made of them: those of another build would
+        # be taken for this one's.
+        env = {**env, "TORCHINDUCTOR_CACHE_DIR": str(pathlib.Path(folder) / "inductor")}
         command = [word.replace("{report}", str(report)) for word in suite.command]
         try:
             done = subprocess.run(
