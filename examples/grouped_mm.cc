@@ -25,8 +25,8 @@ class WeightCache {
   }
 
   void refresh(const at::Tensor& w) {
-    moxie::ops::quantize_weights_out(w, kRecipe, tensors_[0], tensors_[1], tensors_[2],
-                                     tensors_[3]);
+    moxie::ops::quantize_weights_out(w, tensors_[0], tensors_[1], tensors_[2], tensors_[3],
+                                     kRecipe);
   }
 
   at::ArrayRef<at::Tensor> tensors() const { return tensors_; }

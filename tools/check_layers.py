@@ -35,7 +35,7 @@ CORE_BELOW = {
 }
 
 # The callers of ops through the dispatcher, and the rooms of moxie/torch that are below it.
-DISPATCHER = ("moxie/torch/ops.h", "moxie/torch/packed_ops.h", "moxie/torch/dispatch.h")
+DISPATCHER = ("moxie/torch/ops.h", "moxie/torch/dispatch.h")
 BELOW_DISPATCHER = ("ops", "plan", "gemm")
 
 INCLUDE = re.compile(r'\s*#\s*include\s*(["<])([^">]+)[">]')

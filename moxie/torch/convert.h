@@ -20,22 +20,16 @@
 #include <utility>
 #include <vector>
 
-#include "moxie/torch/config.h"
-
 namespace moxie {
 
-// A recipe's text, which leaves the module's weight cache as it is, or a config (config.h), which
-// decides about that too.
 struct ModuleRecipe {
-  ModuleRecipe(std::string text) : recipe(std::move(text)) {}
-  ModuleRecipe(const char* text) : recipe(text) {}
-  ModuleRecipe(const MXFP8GroupedMMConfig& config)
-      : recipe(config.recipe()), weight_cache(config.weight_cache) {}
-  ModuleRecipe(const FP8GroupedMMConfig& config)
-      : recipe(config.recipe()), weight_cache(config.weight_cache) {}
+  ModuleRecipe(std::string text, std::optional<bool> cached = std::nullopt)
+      : recipe(std::move(text)), weight_cache(cached) {}
+  ModuleRecipe(const char* text, std::optional<bool> cached = std::nullopt)
+      : recipe(text), weight_cache(cached) {}
 
   std::string recipe;
-  std::optional<bool> weight_cache = std::nullopt;
+  std::optional<bool> weight_cache;  // absent: as it was
 };
 
 using NameToRecipe = std::vector<std::pair<std::string, std::optional<ModuleRecipe>>>;

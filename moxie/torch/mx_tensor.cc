@@ -3,7 +3,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "moxie/core/layout/parse.h"
-#include "moxie/torch/dispatch.h"
 #include "moxie/torch/view.h"
 
 namespace moxie {
@@ -63,18 +62,21 @@ void MxTensor::check(const char* op) const {
 
 MxTensor MxTensor::to_mx(const Tensor& x, std::string_view block, std::string_view rule) {
   TORCH_CHECK_VALUE(x.dim() == 2, kOp, ": x must be [rows, cols], got ", x.dim(), " dims");
-  auto [qdata, scale] = ops::quantize_rowwise(x.detach(), {.rowwise_block = block, .rule = rule});
+  auto [qdata, scale] = ops::quantize_rowwise(x.detach(), {.block = block, .rule = rule});
   return {qdata, scale, std::string(block), Proxy::apply(x)};
 }
 
 Tensor MxTensor::dequantize() const { return Dequantize::apply(proxy, this); }
 
-Tensor ops::grouped_mm(const MxTensor& x, const Tensor& w, const ops::GroupedMmOptions& options) {
-  TORCH_CHECK_VALUE(!options.stats,
-                    "grouped_mm: stats need x before it was quantized, and x is an MxTensor");
-  return ops::dispatch<"moxie::grouped_mm.mx", Tensor>(
-      x.proxy, x.qdata, x.scale, w, options.offs, std::string_view(x.block), options.recipe,
-      options.bias, options.dtype, options.quantized_w, options.main_grad);
+Tensor ops::grouped_mm(const MxTensor& x, const Tensor& w, const GroupedMmOptions& options) {
+  return grouped_mm_mx(x.proxy, x.qdata, x.scale, w,
+                       {.offs = options.offs,
+                        .block = x.block,
+                        .recipe = options.recipe,
+                        .bias = options.bias,
+                        .dtype = options.dtype,
+                        .quantized_w = options.quantized_w,
+                        .main_grad = options.main_grad});
 }
 
 }  // namespace moxie

@@ -9,8 +9,8 @@ WeightCache::WeightCache(at::Tensor w, std::string recipe)
 }
 
 void WeightCache::refresh() {
-  ops::quantize_weights_out(w_.detach(), recipe_, tensors_[0], tensors_[1], tensors_[2],
-                            tensors_[3]);
+  ops::quantize_weights_out(w_.detach(), tensors_[0], tensors_[1], tensors_[2], tensors_[3],
+                            recipe_);
 }
 
 int64_t WeightCache::num_bytes() const {

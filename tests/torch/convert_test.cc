@@ -16,7 +16,6 @@
 #include <set>
 #include <unordered_set>
 
-#include "moxie/torch/config.h"
 #include "moxie/torch/mx_tensor.h"
 #include "moxie/torch/nn/linear.h"
 #include "moxie/torch/nn/moe.h"
@@ -115,12 +114,13 @@ TEST(Quantize, GivesRecipesByNameAndByPatternAndSaysWhatItDid) {
     EXPECT_TRUE(parameter.value().grad().defined()) << parameter.key();
 }
 
-TEST(Quantize, GivesWeightCachesWithConfigsAndRefreshesThem) {
+TEST(Quantize, GivesWeightCachesAndRefreshesThem) {
   Model model;
   const at::Tensor x = at::randn({20, 32});
-  quantize(*model, {{"up", MXLinearConfig{{.weight_cache = true}}},
-                    {"re:moe.*", MXFP8GroupedMMConfig{.weight_cache = true}},
-                    {"down", FP8GroupedMMConfig{.weight_cache = true}}});
+  constexpr bool kCached = true;
+  quantize(*model, {{"up", ModuleRecipe{"mxfp8_rceil", kCached}},
+                    {"re:moe.*", ModuleRecipe{"mxfp8_rceil", kCached}},
+                    {"down", ModuleRecipe{"fp8_rowwise", kCached}}});
   EXPECT_TRUE(model->up->options().weight_cache && model->moe->experts->options().weight_cache);
   const auto fresh = [&] {
     Model other;
@@ -145,7 +145,7 @@ TEST(Quantize, GivesWeightCachesWithConfigsAndRefreshesThem) {
   EXPECT_EQ(model->up(x.to(at::kBFloat16)).scalar_type(), at::kBFloat16);
   quantize(*model, {{"up", "mxfp8_floor"}});
   EXPECT_TRUE(model->up->options().weight_cache) << "text leaves the cache as it is";
-  quantize(*model, {{"up", MXLinearConfig{}}});
+  quantize(*model, {{"up", ModuleRecipe{"mxfp8_floor", !kCached}}});
   EXPECT_FALSE(model->up->options().weight_cache);
 }
 
@@ -161,40 +161,6 @@ TEST(Quantize, RefusesWhatMatchesNothingAStockLinearAndABadRecipeAndChangesNothi
   EXPECT_THAT(convert({{"up", "mxfp9"}}), HasSubstr("there is no recipe 'mxfp9'"));
   EXPECT_THAT(convert({{"re:(", "bf16"}}), HasSubstr("is no regular expression"));
   EXPECT_EQ(model->up->recipe(), "mxfp8_rceil_128");
-}
-
-TEST(Config, HasARecipeForEachNameAndIsAKey) {
-  std::unordered_set<MXFP8GroupedMMConfig> configs;
-  std::set<std::string> names = {"bf16", std::string(name(FP8GroupedMMRecipe::kFp8Rowwise))};
-  for (int i = 0; i <= static_cast<int>(MXFP8GroupedMMRecipe::kMxfp8Rceil128); ++i) {
-    const auto recipe = static_cast<MXFP8GroupedMMRecipe>(i);
-    names.emplace(name(recipe));
-    const auto config = MXFP8GroupedMMConfig::from_recipe(recipe);
-    EXPECT_EQ(config, MXFP8GroupedMMConfig::from_recipe(name(recipe)));
-    EXPECT_TRUE(configs.insert(config).second);
-    EXPECT_FALSE(configs.insert(config).second);
-  }
-  const auto all = ops::recipe_names();
-  EXPECT_EQ(names, std::set<std::string>(all.begin(), all.end()));
-  for (int i = 0; i <= static_cast<int>(MXLinearRecipeName::kMxfp8Rceil128); ++i)
-    EXPECT_NO_THROW(MXLinearConfig::from_recipe_name(static_cast<MXLinearRecipeName>(i)));
-  EXPECT_EQ(std::hash<FP8GroupedMMConfig>()({}), std::hash<FP8GroupedMMConfig>()({}));
-}
-
-TEST(Config, StandsForARecipeAndRefusesWhatDoesNotGoTogether) {
-  const auto config = MXFP8GroupedMMConfig::from_recipe("mxfp8_rceil_128");
-  EXPECT_EQ(ops::parse_recipe(config.recipe(), "test"),
-            ops::parse_recipe("mxfp8_rceil_128", "test"));
-  EXPECT_EQ(config, MXFP8GroupedMMConfig::from_recipe(config.recipe()));
-  EXPECT_EQ(MXLinearConfig::from_recipe_name("mxfp8_cublas_rceil").recipe(),
-            MXFP8GroupedMMConfig{}.recipe());
-  EXPECT_TRUE(FP8GroupedMMConfig::from_recipe("fp8_rowwise:wgrad_with_hp=true").wgrad_with_hp);
-  EXPECT_THAT(message_of([] { MXFP8GroupedMMConfig::from_recipe("fp8_rowwise"); }),
-              HasSubstr("fp8_rowwise is not MXFP8"));
-  EXPECT_THAT(message_of([] {
-                MXFP8GroupedMMConfig{.activations = {32, 32}}.recipe();
-              }),
-              HasSubstr("MXFP8GroupedMMConfig: recipe field activations must be one row tall"));
 }
 
 TEST(MxTensor, GoesThereAndBackAndIsCheckedWhenItComesFromElsewhere) {

@@ -33,11 +33,12 @@ TEST(Ops, QuantizeAndDequantizeFromCpp) {
 
 TEST(Ops, BothFormsAreTheFormsOnTheirOwn) {
   const at::Tensor x = at::randn({64, 96}).to(at::kBFloat16);
-  const ops::QuantizeOptions options{
-      .offs = offs(), .rowwise_block = "1x128", .colwise_block = "128x32", .rule = "floor"};
-  const auto [qdata, scale, qdata_t, scale_t] = ops::quantize_both(x, options);
-  const auto [qdata_1, scale_1] = ops::quantize_rowwise(x, options);
-  const auto [qdata_2, scale_2] = ops::quantize_colwise(x, options);
+  const auto [qdata, scale, qdata_t, scale_t] = ops::quantize_both(
+      x, {.offs = offs(), .rowwise_block = "1x128", .colwise_block = "128x32", .rule = "floor"});
+  const auto [qdata_1, scale_1] =
+      ops::quantize_rowwise(x, {.offs = offs(), .block = "1x128", .rule = "floor"});
+  const auto [qdata_2, scale_2] =
+      ops::quantize_colwise(x, {.offs = offs(), .block = "128x32", .rule = "floor"});
   EXPECT_TRUE(same_bytes(qdata, qdata_1) && same_bytes(scale, scale_1));
   EXPECT_TRUE(same_bytes(qdata_t, qdata_2) && same_bytes(scale_t, scale_2));
   const at::Tensor back =
@@ -57,8 +58,8 @@ TEST(Ops, RequantizeIsDequantizeThenQuantize) {
 TEST(Ops, SwizzledScalesAreReadAsPlainOnesAreWhereTheirShapeIsTheSame) {
   const at::Tensor x = at::randn({256, 128});
   const auto [qdata, plain, qdata_t, plain_t] = ops::quantize_both(x);
-  const ops::QuantizeOptions options{.scale_layout = "swizzled"};
-  const auto [qdata_1, scale, qdata_t_1, scale_t] = ops::quantize_both(x, options);
+  const auto [qdata_1, scale, qdata_t_1, scale_t] =
+      ops::quantize_both(x, {.scale_layout = "swizzled"});
   ASSERT_EQ(scale.sizes(), plain.sizes());
   ASSERT_EQ(scale_t.sizes(), plain_t.sizes());
   EXPECT_TRUE(same_bytes(ops::dequantize_rowwise(qdata, scale, {.scale_layout = "swizzled"}),
@@ -74,8 +75,7 @@ TEST(Ops, SwizzledScalesAreReadAsPlainOnesAreWhereTheirShapeIsTheSame) {
 }
 
 TEST(Ops, ScalesGoThereAndBack) {
-  const auto [qdata, scale] =
-      ops::quantize_rowwise(at::randn({2, 256, 512}), {.rowwise_block = "128x128"});
+  const auto [qdata, scale] = ops::quantize_rowwise(at::randn({2, 256, 512}), {.block = "128x128"});
   const at::Tensor plain = ops::replicate_scale(scale, 256, 512, "128x128");
   EXPECT_TRUE(same_bytes(ops::compact_scale(plain, "128x128"), scale));
   const at::Tensor swizzled = ops::swizzle_scale(plain);

@@ -34,8 +34,7 @@ double energy(const at::Tensor& x) { return x.to(at::kDouble).square().sum().ite
 TEST(QuantizationStats, AreOfTheFormThatAPassContracts) {
   const at::Tensor x = at::randn({64, 96});
   const at::Tensor covered = x.slice(0, 0, 50);  // the rest is in no group
-  const auto [qdata_t, scale_t] =
-      ops::quantize_colwise(x, {.offs = offs(), .colwise_block = "128x32"});
+  const auto [qdata_t, scale_t] = ops::quantize_colwise(x, {.offs = offs(), .block = "128x32"});
   const at::Tensor decoded = ops::dequantize_colwise(
       qdata_t, scale_t, 64, {.offs = offs(), .block = "128x32", .dtype = at::kFloat});
   const auto stats = values(ops::quantization_stats(x, {.offs = offs(), .part = "x_t"}));
@@ -56,7 +55,7 @@ TEST(QuantizationStats, CountWhatBecomesZeroAndWhatIsClipped) {
 }
 
 TEST(QuantizationStats, RefuseWhatIsNoPart) {
-  const auto message_of = [](const at::Tensor& x, const ops::StatsOptions& options) {
+  const auto message_of = [](const at::Tensor& x, const ops::QuantizationStatsOptions& options) {
     try {
       ops::quantization_stats(x, options);
     } catch (const std::exception& error) {

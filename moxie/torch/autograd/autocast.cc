@@ -36,6 +36,21 @@ Tensor grouped_mm_autocast(const Tensor& x, const Tensor& w, const OptionalTenso
                           .main_grad = main_grad});
 }
 
+template <c10::DeviceType kDevice>
+Tensor grouped_mm_stats_autocast(const Tensor& x, const Tensor& w, const Tensor& stats,
+                                 const OptionalTensor& offs, std::string_view recipe,
+                                 const OptionalTensor& bias, std::optional<at::ScalarType> dtype,
+                                 OptionalTensors quantized_w, const OptionalTensor& main_grad) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  return ops::grouped_mm_stats(cast<kDevice>(x), w, stats,
+                               {.offs = offs,
+                                .recipe = recipe,
+                                .bias = bias,
+                                .dtype = dtype,
+                                .quantized_w = quantized_w,
+                                .main_grad = main_grad});
+}
+
 // There is nothing to cast, but the result has the dtype that it would have.
 template <c10::DeviceType kDevice>
 Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor& scale,
@@ -71,7 +86,9 @@ Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            .quantized_w2 = quantized_w2,
                            .main_grad13 = main_grad13,
                            .main_grad2 = main_grad2,
-                           .permutation = {slot_of, row_of, top_k},
+                           .slot_of = slot_of,
+                           .row_of = row_of,
+                           .top_k = top_k,
                            .x_dtype = x_dtype};
   if (!slot_of) return ops::expert_mlp(cast<kDevice>(x), w13, w2, options);
   if (x.scalar_type() != at::kDouble) options.x_dtype = at::autocast::get_autocast_dtype(kDevice);
@@ -83,11 +100,13 @@ Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
 TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CPU>));
   m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CPU>));
+  m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
 }
 TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
   m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CUDA>));
+  m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
 }
 

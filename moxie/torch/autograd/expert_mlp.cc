@@ -22,6 +22,8 @@ enum Saved : size_t { kOffs, kH, kSlotOf, kRowOf, kLinears };
 struct Call {
   MlpPlan plan;
   const ExpertMlpOptions& options;
+
+  Permutation permutation() const { return {options.slot_of, options.row_of, options.top_k}; }
 };
 
 struct Steps {
@@ -31,17 +33,16 @@ struct Steps {
 LinearStep run_up(const Tensor& x, const Tensor& w13, const Call& call) {
   const Plan& plan = call.plan.up;
   const ExpertMlpOptions& options = call.options;
-  const auto& [slot_of, row_of, top_k] = options.permutation;
   const auto args = [&](const Tensor& from) -> LinearArgs {
     return {.x = from, .w = w13, .offs = options.offs, .quantized_w = options.quantized_w13};
   };
-  if (!slot_of) return linear_forward(plan, args(x));
+  if (!options.slot_of) return linear_forward(plan, args(x));
   const Need need = need_of_x(plan);
   if (!fuses(plan, need)) {
-    const Tensor rows = permute(x, *slot_of, *row_of, top_k);
+    const Tensor rows = permute(x, *options.slot_of, *options.row_of, options.top_k);
     return linear_forward(plan, args(rows));
   }
-  const Forms forms = quantize_permuted(plan, x, options.permutation, options.offs, need);
+  const Forms forms = quantize_permuted(plan, x, call.permutation(), options.offs, need);
   LinearArgs of_tokens = args(x);
   of_tokens.forms = &forms;
   return linear_forward(plan, of_tokens);
@@ -78,13 +79,12 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Steps steps = run_forward(x, w13, w2, *call);
     const ExpertMlpOptions& options = call->options;
-    const Permutation& permutation = options.permutation;
     variable_list saved(kLinears);
     saved[kOffs] = options.offs.value_or(Tensor());
     if (call->plan.down.keeps_w_t) saved[kH] = steps.up.y;  // where there is a dh
-    if (call->plan.up.keeps_w_t && permutation.slot_of) {
-      saved[kSlotOf] = *permutation.slot_of;
-      saved[kRowOf] = *permutation.row_of;
+    if (call->plan.up.keeps_w_t && options.slot_of) {
+      saved[kSlotOf] = *options.slot_of;
+      saved[kRowOf] = *options.row_of;
     }
     pack_saved(saved, steps.up.saved);
     pack_saved(saved, steps.down.saved);
@@ -156,8 +156,9 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
   }
 };
 
-void check_permutation(const Tensor& x, const Permutation& permutation) {
-  const auto& [slot_of, row_of, top_k] = permutation;
+void check_permutation(const Tensor& x, const ExpertMlpOptions& options) {
+  const OptionalTensor &slot_of = options.slot_of, &row_of = options.row_of;
+  const int64_t top_k = options.top_k;
   TORCH_CHECK_VALUE(slot_of.has_value() == row_of.has_value(), kOp,
                     ": give slot_of and row_of together, or neither");
   TORCH_CHECK_VALUE(top_k == 1 || (slot_of && top_k > 1), kOp,
@@ -185,14 +186,14 @@ MlpPlan checked_plan(const Tensor& x, const Tensor& w13, const Tensor& w2,
                       .w = w13,
                       .offs = options.offs,
                       .quantized_w = options.quantized_w13,
-                      .top_k = options.permutation.top_k};
+                      .top_k = options.top_k};
   const WeightArgs of_w13{{kOp, "w13", "quantized_w13", "main_grad13"},
                           w13,
                           options.quantized_w13,
                           options.main_grad13};
   const WeightArgs of_w2{
       {kOp, "w2", "quantized_w2", "main_grad2"}, w2, options.quantized_w2, options.main_grad2};
-  check_permutation(x, options.permutation);
+  check_permutation(x, options);
   check_linear(recipe, up, of_w13.names, options.main_grad13);
   const c10::SymInt width = w13.sym_size(1);
   TORCH_CHECK_VALUE((width % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
@@ -205,7 +206,7 @@ MlpPlan checked_plan(const Tensor& x, const Tensor& w13, const Tensor& w2,
   up_args.x = up_args.dx = options.x_dtype.value_or(x.scalar_type());
   up_args.y = recipe.out.value_or(up_args.x);
   // h has the rows of x.
-  const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.permutation.top_k};
+  const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.top_k};
   PlanArgs down_args = plan_args(recipe, down, down_needs);
   down_args.x = down_args.dx = up_args.y;
   down_args.y = recipe.out.value_or(up_args.y);
@@ -232,7 +233,9 @@ Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
                                    .quantized_w2 = quantized_w2,
                                    .main_grad13 = main_grad13,
                                    .main_grad2 = main_grad2,
-                                   .permutation = {slot_of, row_of, top_k},
+                                   .slot_of = slot_of,
+                                   .row_of = row_of,
+                                   .top_k = top_k,
                                    .x_dtype = x_dtype};
     LinearNeeds up, down;
     if constexpr (kAutograd == Autograd::kYes) {

@@ -1,7 +1,6 @@
 // grouped_mm that adds up what quantization loses of its operands (stats.h): forward those of x and
 // w, backward those of dy. It is made of other ops, so every device, autograd and torch.compile
 // take it as they take those.
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
@@ -46,10 +45,10 @@ Tensor of_gradient(const Tensor& dy, const OptionalTensor& offs, std::string_vie
                     quantization_stats(dy, {.offs = offs, .recipe = recipe, .part = "dy_t"})});
 }
 
-Tensor grouped_mm_stats(const Tensor& x, const Tensor& w, const Tensor& stats,
-                        const OptionalTensor& offs, std::string_view recipe,
-                        const OptionalTensor& bias, std::optional<at::ScalarType> dtype,
-                        OptionalTensors quantized_w, const OptionalTensor& main_grad) {
+Tensor multiply(const Tensor& x, const Tensor& w, const Tensor& stats, const OptionalTensor& offs,
+                std::string_view recipe, const OptionalTensor& bias,
+                std::optional<at::ScalarType> dtype, OptionalTensors quantized_w,
+                const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
     check_stats(stats, x);
     const Tensor y = ops::grouped_mm(x, w,
@@ -70,29 +69,10 @@ Tensor grouped_mm_stats(const Tensor& x, const Tensor& w, const Tensor& stats,
   });
 }
 
-template <c10::DeviceType kDevice>
-Tensor grouped_mm_stats_autocast(const Tensor& x, const Tensor& w, const Tensor& stats,
-                                 const OptionalTensor& offs, std::string_view recipe,
-                                 const OptionalTensor& bias, std::optional<at::ScalarType> dtype,
-                                 OptionalTensors quantized_w, const OptionalTensor& main_grad) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(kDevice == c10::DeviceType::CUDA
-                                                           ? c10::DispatchKey::AutocastCUDA
-                                                           : c10::DispatchKey::AutocastCPU);
-  const Tensor cast =
-      at::autocast::cached_cast(at::autocast::get_autocast_dtype(kDevice), x, kDevice);
-  return grouped_mm_stats(cast, w, stats, offs, recipe, bias, dtype, quantized_w, main_grad);
-}
-
 }  // namespace
 
 TORCH_LIBRARY_IMPL(moxie, CompositeImplicitAutograd, m) {
-  m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats));
-}
-TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
-  m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CPU>));
-}
-TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
-  m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CUDA>));
+  m.impl("grouped_mm.stats", TORCH_FN(multiply));
 }
 
 }  // namespace moxie::ops

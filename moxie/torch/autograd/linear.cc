@@ -1,7 +1,7 @@
 #include "moxie/torch/autograd/linear.h"
 
 #include "moxie/core/layout/parse.h"
-#include "moxie/torch/packed_ops.h"
+#include "moxie/torch/ops.h"
 
 namespace moxie::ops {
 namespace {
@@ -151,13 +151,9 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
   else
     w = quantize_weights(plan, args.w, plan.keeps_w_t ? Need::kBoth : Need::kRowwise);
   LinearStep step;
-  step.y = packed::grouped_mm(
-      {.a = x.rowwise,
-       .b = w.rowwise,
-       .offs = args.offs,
-       .plan = pass_of(plan, Pass::kForward),
-       .dtype = args.dtype.value_or(plan.recipe.out.value_or(args.x.scalar_type())),
-       .bias = args.bias});
+  const auto dtype = args.dtype.value_or(plan.recipe.out.value_or(args.x.scalar_type()));
+  step.y = packed::grouped_mm(x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
+                              args.offs, pack(pass_of(plan, Pass::kForward)), args.bias, dtype);
   if (plan.kept_x == KeptX::kQuantizedX)
     step.saved.x = {args.mx->qdata, args.mx->scale};
   else if (plan.kept_x != KeptX::kNothing)
@@ -172,29 +168,27 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
   const Forms dy =
       args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
+  const Quantized& w_t = args.saved.w_t;
   if (args.needs_dx)
-    grads.dx = packed::grouped_dgrad({.a = dy.rowwise,
-                                      .b = args.saved.w_t,
-                                      .offs = args.offs,
-                                      .plan = pass_of(plan, Pass::kDgrad),
-                                      .dtype = args.x_dtype});
+    grads.dx = packed::grouped_dgrad(dy.rowwise.data, dy.rowwise.scale, w_t.data, w_t.scale,
+                                     args.offs, pack(pass_of(plan, Pass::kDgrad)), args.x_dtype);
   if (!args.needs_dw) return grads;
   Quantized x = args.saved.x;
   if (plan.kept_x == KeptX::kQuantizedX) x = colwise_of_quantized_x(plan, x, args.offs);
-  const packed::GemmArgs product{
-      .a = dy.colwise,
-      .b = x,
-      .offs = args.offs,
-      .plan = pass_of(plan, Pass::kWgrad),
-      .dtype = args.main_grad ? args.main_grad->scalar_type() : args.w_dtype,
-      .num_rows = args.dy.sym_size(0)};
-  if (args.main_grad && !is_traced(args.dy))
-    packed::grouped_wgrad_add_(*args.main_grad, product);
-  else if (args.main_grad)
-    args.main_grad->add_(packed::grouped_wgrad(product));
-  else
-    grads.dw = packed::grouped_wgrad(product);
-  return grads;
+  const Quantized& dy_t = dy.colwise;
+  const c10::SymInt rows = args.dy.sym_size(0);
+  const int64_t pass = pack(pass_of(plan, Pass::kWgrad));
+  if (args.main_grad && !is_traced(args.dy)) {
+    packed::grouped_wgrad_add_(*args.main_grad, dy_t.data, dy_t.scale, x.data, x.scale, rows,
+                               args.offs, pass);
+    return grads;
+  }
+  const auto dtype = args.main_grad ? args.main_grad->scalar_type() : args.w_dtype;
+  grads.dw =
+      packed::grouped_wgrad(dy_t.data, dy_t.scale, x.data, x.scale, rows, args.offs, pass, dtype);
+  if (!args.main_grad) return grads;
+  args.main_grad->add_(grads.dw);
+  return {.dx = grads.dx, .dw = {}};
 }
 
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved) {

@@ -1,7 +1,8 @@
 #include "moxie/torch/autograd/operands.h"
 
 #include "moxie/torch/ops.h"
-#include "moxie/torch/packed_ops.h"
+#include "moxie/torch/ops/requantize.h"
+#include "moxie/torch/ops/token_scale.h"
 
 namespace moxie::ops {
 namespace {
@@ -28,7 +29,7 @@ Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& o
   const Recipe& recipe = plan.recipe;
   if (!recipe.quantizes()) return in_high_precision(recipe, x);
   if (recipe.quantizes_wgrad() || need == Need::kRowwise)
-    return as_forms(packed::quantize(x, offs, tokens_spec(plan, role, need)), need);
+    return as_forms(packed::quantize(x, offs, pack(tokens_spec(plan, role, need))), need);
   Forms forms;
   if (need == Need::kBoth) forms = quantize_tokens(plan, x, offs, role, Need::kRowwise);
   forms.colwise = {x.to(at::kBFloat16), {}};
@@ -40,25 +41,26 @@ bool fuses(const Plan& plan, Need need) {
 }
 
 Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {
-  return as_forms(packed::swiglu_quantize(h, offs, tokens_spec(plan, Role::kX, need)), need);
+  return as_forms(packed::swiglu_quantize(h, offs, pack(tokens_spec(plan, Role::kX, need))), need);
 }
 
 Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
                                const OptionalTensor& offs) {
   const QuantizeSpec spec = tokens_spec(plan, Role::kDy, Need::kBoth);
-  return as_forms(packed::swiglu_backward_quantize(da, h, offs, spec), Need::kBoth);
+  return as_forms(packed::swiglu_backward_quantize(da, h, offs, pack(spec)), Need::kBoth);
 }
 
 Forms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
                         const OptionalTensor& offs, Need need) {
   const QuantizeSpec spec = tokens_spec(plan, Role::kX, need);
-  return as_forms(packed::permute_quantize(x, *permutation.slot_of, permutation.top_k, offs, spec),
-                  need);
+  return as_forms(
+      packed::permute_quantize(x, *permutation.slot_of, permutation.top_k, offs, pack(spec)), need);
 }
 
 Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
   if (!plan.recipe.quantizes()) return in_high_precision(plan.recipe, w);
-  return as_forms(packed::quantize(w, {}, weights_spec(plan.recipe, plan.layout, need)), need);
+  return as_forms(packed::quantize(w, {}, pack(weights_spec(plan.recipe, plan.layout, need))),
+                  need);
 }
 
 void check_quantized_x(const Recipe& recipe, const char* op, const MxTensor& x) {
@@ -78,20 +80,23 @@ Quantized rowwise_of_quantized_x(const Plan& plan, const Quantized& x, const Opt
   const bool swizzles = plan.x_layout == ScaleLayout::kSwizzled;
   // A block of 128 is four of 32 with one scale.
   if (block == plan.recipe.activations && !swizzles) return x;
-  return {x.data, packed::token_scale(*x.scale, offs, x.data.sym_size(0), x.data.sym_size(1),
-                                      {.block = block, .layout = plan.x_layout})};
+  const TokenScaleSpec spec{.block = block, .layout = plan.x_layout};
+  return {x.data,
+          packed::token_scale(*x.scale, offs, x.data.sym_size(0), x.data.sym_size(1), pack(spec))};
 }
 
 Quantized colwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
   const Block block = *plan.quantized_x;
-  if (!plan.recipe.quantizes_wgrad())
-    return {packed::dequantize_tokens(x, {.block = block, .layout = ScaleLayout::kPlain}), {}};
-  const auto made = packed::requantize(x, offs,
-                                       {.block = block,
-                                        .from_layout = ScaleLayout::kPlain,
-                                        .colwise = plan.recipe.wgrad_x,
-                                        .rule = plan.recipe.rule,
-                                        .layout = plan.layout});
+  if (!plan.recipe.quantizes_wgrad()) {
+    const TokenScaleSpec spec{.block = block, .layout = ScaleLayout::kPlain};
+    return {packed::dequantize_tokens(x.data, *x.scale, pack(spec)), {}};
+  }
+  const RequantizeSpec spec{.block = block,
+                            .from_layout = ScaleLayout::kPlain,
+                            .colwise = plan.recipe.wgrad_x,
+                            .rule = plan.recipe.rule,
+                            .layout = plan.layout};
+  const auto made = packed::requantize(x.data, *x.scale, offs, pack(spec));
   return {made[0], made[1]};
 }
 

@@ -2,11 +2,10 @@
 #pragma once
 
 #include "moxie/torch/mx_tensor.h"
+#include "moxie/torch/permutation.h"
 #include "moxie/torch/plan/specs.h"
 
 namespace moxie::ops {
-
-struct Permutation;  // ops.h
 
 struct Forms {
   Quantized rowwise;  // contracted over columns

@@ -74,20 +74,18 @@ at::Tensor GroupedExpertsImpl::forward(const at::Tensor& x, const std::optional<
                             .recipe = options_.recipe,
                             .quantized_w13 = quantized_w13,
                             .quantized_w2 = quantized_w2,
-                            .permutation = permutation});
+                            .slot_of = permutation.slot_of,
+                            .row_of = permutation.row_of,
+                            .top_k = permutation.top_k});
   // The same bytes, with every operand in sight.
   const auto& [slot_of, row_of, top_k] = permutation;
   const at::Tensor rows = slot_of ? ops::permute(x, *slot_of, row_of.value(), top_k) : x;
-  const at::Tensor h = ops::grouped_mm(rows, w13,
-                                       {.offs = offs,
-                                        .recipe = options_.recipe,
-                                        .quantized_w = quantized_w13,
-                                        .stats = stats_of(0, rows)});
-  return ops::grouped_mm(ops::swiglu(h), w2,
-                         {.offs = offs,
-                          .recipe = options_.recipe,
-                          .quantized_w = quantized_w2,
-                          .stats = stats_of(1, rows)});
+  const at::Tensor h = ops::grouped_mm_stats(
+      rows, w13, *stats_of(0, rows),
+      {.offs = offs, .recipe = options_.recipe, .quantized_w = quantized_w13});
+  return ops::grouped_mm_stats(
+      ops::swiglu(h), w2, *stats_of(1, rows),
+      {.offs = offs, .recipe = options_.recipe, .quantized_w = quantized_w2});
 }
 
 bool GroupedExpertsImpl::has_moved() const {

@@ -27,13 +27,15 @@ MxLinearImpl::MxLinearImpl(const MxLinearOptions& options)
 at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
   TORCH_CHECK_VALUE(x.dim() >= 1 && x.size(-1) == options_.in_features, "MxLinear: x must be [.., ",
                     options_.in_features, "], got ", x.sizes());
-  ops::GroupedMmOptions options{.recipe = options_.recipe, .stats = stats_of(0, x)};
+  ops::GroupedMmOptions options{.recipe = options_.recipe};
   if (bias.defined()) options.bias = bias;
   if (cache_ && cache_->tensors()[0].device() != weight.device())
     set_recipe(options_.recipe);  // the module has moved; the cache is none of its buffers
   if (cache_) options.quantized_w = cache_->tensors();
+  const at::Tensor rows = x.reshape({-1, options_.in_features}), w = weight.unsqueeze(0);
+  const auto stats = stats_of(0, x);
   const at::Tensor y =
-      ops::grouped_mm(x.reshape({-1, options_.in_features}), weight.unsqueeze(0), options);
+      stats ? ops::grouped_mm_stats(rows, w, *stats, options) : ops::grouped_mm(rows, w, options);
   std::vector<int64_t> sizes = x.sizes().vec();
   sizes.back() = options_.out_features;
   return y.reshape(sizes);
@@ -58,8 +60,8 @@ void MxLinearImpl::refresh() {
   // to(), on this device or another.
   const auto tensors = cache_->tensors();
   if (tensors[0].device() != weight.device()) return set_recipe(options_.recipe);
-  ops::quantize_weights_out(weight.detach().unsqueeze(0), options_.recipe, tensors[0], tensors[1],
-                            tensors[2], tensors[3]);
+  ops::quantize_weights_out(weight.detach().unsqueeze(0), tensors[0], tensors[1], tensors[2],
+                            tensors[3], options_.recipe);
 }
 
 }  // namespace moxie::nn

@@ -96,7 +96,7 @@ Explanation explain(const ExplainArgs& args) {
                          .needs_dx = args.needs_dx,
                          .needs_dw = args.needs_dw,
                          .adds_to_main_grad = args.main_grad};
-  const Plan plan = make_plan(problem);
+  const Plan plan = decide(problem);
   return {.recipe = to_text(recipe),
           .passes = {explained(plan, Pass::kForward, problem, args),
                      explained(plan, Pass::kDgrad, problem, args),

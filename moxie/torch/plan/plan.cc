@@ -191,8 +191,6 @@ const char* name(Kernel kernel) {
   return "sm100";
 }
 
-namespace {
-
 Plan decide(const PlanArgs& args) {
   Plan plan{.recipe = args.recipe};
   for (const Pass pass : {Pass::kForward, Pass::kDgrad, Pass::kWgrad}) {
@@ -213,20 +211,19 @@ Plan decide(const PlanArgs& args) {
   // f32 takes as long in a fused CUDA kernel as in one op after the other.
   plan.fuses = args.recipe.scaling == Scaling::kBlock && !args.recipe.scales_too_small &&
                (args.x == at::kBFloat16 || !args.device.is_cuda());
+  return plan;
+}
+
+Plan make_plan(const PlanArgs& args) {
+  ++plan_count;
+  const Plan plan = decide(args);
   warn_once_if_slower(args, plan.why(Pass::kForward));
   return plan;
 }
 
-}  // namespace
-
-Plan make_plan(const PlanArgs& args) {
-  ++plan_count;
-  return decide(args);
-}
-
 MlpPlan make_plan(const PlanArgs& up, const PlanArgs& down) {
-  ++plan_count;
-  return {decide(up), decide(down)};
+  const Plan of_up = make_plan(up);
+  return {of_up, decide(down)};
 }
 
 PassPlan pass_of(const Plan& plan, Pass pass) {

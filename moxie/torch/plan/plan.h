@@ -96,6 +96,8 @@ struct Plan {
   }
 };
 
+Plan decide(const PlanArgs& args);
+// The same for a call that is made: it counts, and warns of a recipe that is slower than bf16 here.
 Plan make_plan(const PlanArgs& args);
 // The two products of an expert's MLP, as one plan.
 struct MlpPlan {
