@@ -90,12 +90,17 @@ class Router(nn.Module):
         if self.balance == "bias":
             chosen_by = chosen_by + self.bias
         ids = moe.top_k(chosen_by, self.top_k)
-        weights = scores.gather(1, ids.long())
+        index = ids.long()
+        weights = scores.gather(1, index)
         if self.normalize:
-            weights = weights / weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)
-        weights = weights * self.scale
-        counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(
-            0, ids.flatten().long(), torch.ones(ids.numel(), device=x.device, dtype=torch.int64))
+            total = weights.sum(-1, keepdim=True)
+            if self.score != "softmax" or self.balance == "bias":  # else it holds the largest, which is 1 / num_experts or more
+                total = total.clamp_min(torch.finfo(weights.dtype).tiny)
+            weights = weights / total
+        if self.scale != 1:
+            weights = weights * self.scale
+        flat = index.flatten()
+        counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(0, flat, torch.ones_like(flat))
         if self.training:
             _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
         return Routing(ids, weights, self._loss(logits, scores, counts))

@@ -28,15 +28,14 @@ struct Launch {
   int threads = kThreads;
 };
 
+// Dynamic shared memory beyond what every kernel may have must be asked for.
+void allow_shared(std::string_view op, const void* kernel, int bytes);
+
 // The runtime never waits for the device here, so a launch can be captured in a graph.
 template <class Params>
 void launch(const Launch& how, void (*kernel)(Params), const Params& params) {
   if (how.work == 0) return;
-  constexpr int kDefaultShared = 48 << 10;  // more must be asked for, per kernel
-  if (how.shared_bytes > kDefaultShared)
-    MOXIE_CUDA_CHECK(how.op,
-                     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          how.shared_bytes));
+  allow_shared(how.op, reinterpret_cast<const void*>(kernel), how.shared_bytes);
   cudaLaunchConfig_t config{};
   // x has the larger limit, 2^31 - 1; y takes what is left.
   const int64_t width = min<int64_t>(how.work, std::numeric_limits<int>::max());

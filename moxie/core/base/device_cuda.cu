@@ -1,4 +1,6 @@
 #include <atomic>
+#include <map>
+#include <utility>
 
 #include "moxie/core/base/cuda.cuh"
 
@@ -12,30 +14,61 @@ bool has_device(int& device) {
   return false;
 }
 
+// Every launch asks, and a device never changes: what the driver said once is kept.
+class KeptByDevice {
+ public:
+  template <class Ask>
+  int get(int device, Ask&& ask) {
+    if (device >= kDevices) return ask();
+    if (const int value = kept_[device].load(std::memory_order_relaxed)) return value;
+    const int value = ask();
+    kept_[device].store(value, std::memory_order_relaxed);
+    return value;
+  }
+
+ private:
+  static constexpr int kDevices = 64;
+  std::atomic<int> kept_[kDevices] = {};
+};
+
+int attribute(const char* op, cudaDeviceAttr which, int device) {
+  int value = 0;
+  MOXIE_CUDA_CHECK(op, cudaDeviceGetAttribute(&value, which, device));
+  return value;
+}
+
 }  // namespace
 
 int compute_capability(int device) {
+  constexpr const char* kOp = "compute_capability";
+  static KeptByDevice kept;
   if (!has_device(device)) return 0;
-  int major = 0, minor = 0;
-  MOXIE_CUDA_CHECK("compute_capability",
-                   cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-  MOXIE_CUDA_CHECK("compute_capability",
-                   cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device));
-  return major * 10 + minor;
+  return kept.get(device, [&] {
+    return attribute(kOp, cudaDevAttrComputeCapabilityMajor, device) * 10 +
+           attribute(kOp, cudaDevAttrComputeCapabilityMinor, device);
+  });
 }
 
 int num_multiprocessors(int device) {
+  static KeptByDevice kept;
   if (!has_device(device)) return 0;
-  // Every launch asks, and a device never changes: what the driver said once is kept.
-  constexpr int kKept = 64;
-  static std::atomic<int> kept[kKept];
-  if (device < kKept)
-    if (const int count = kept[device].load(std::memory_order_relaxed)) return count;
-  int count = 0;
-  MOXIE_CUDA_CHECK("num_multiprocessors",
-                   cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  if (device < kKept) kept[device].store(count, std::memory_order_relaxed);
-  return count;
+  return kept.get(device, [&] {
+    return attribute("num_multiprocessors", cudaDevAttrMultiProcessorCount, device);
+  });
+}
+
+void allow_shared(std::string_view op, const void* kernel, int bytes) {
+  constexpr int kDefault = 48 << 10;  // any kernel may have as much
+  if (bytes <= kDefault) return;
+  int device = 0;
+  MOXIE_CUDA_CHECK(op, cudaGetDevice(&device));
+  // Asking takes as long as half a launch. Per thread, so that no lock is needed.
+  thread_local std::map<std::pair<const void*, int>, int> allowed;
+  int& most = allowed[{kernel, device}];
+  if (bytes <= most) return;
+  MOXIE_CUDA_CHECK(
+      op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  most = bytes;
 }
 
 }  // namespace moxie::cuda

@@ -127,8 +127,7 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   const int capability = compute_capability(device);
   MOXIE_CHECK(capability == 90, how.op, ": the Hopper kernel needs compute capability 9.0, got ",
               capability / 10, ".", capability % 10);
-  MOXIE_CUDA_CHECK(
-      how.op, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared));
+  cuda::allow_shared(how.op, reinterpret_cast<const void*>(kernel), kShared);
   cudaLaunchAttribute cluster{};
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {kCluster, 1, 1};

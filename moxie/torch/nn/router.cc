@@ -68,11 +68,16 @@ Routing RouterImpl::forward(const at::Tensor& x) {
   at::Tensor chosen_by = scores.detach();
   if (options_.balance == Balance::kBias) chosen_by = chosen_by + bias;
   const at::Tensor ids = ops::top_k(chosen_by, options_.top_k);
-  at::Tensor weights = scores.gather(1, ids.to(at::kLong));
-  if (options_.normalize)
-    weights = weights / weights.sum(-1, /*keepdim=*/true).clamp_min(tiny_of(weights));
-  weights = weights * options_.scale;
-  const at::Tensor flat = ids.flatten().to(at::kLong);
+  const at::Tensor index = ids.to(at::kLong), flat = index.flatten();
+  at::Tensor weights = scores.gather(1, index);
+  if (options_.normalize) {
+    at::Tensor total = weights.sum(-1, /*keepdim=*/true);
+    // Without a bias it holds the largest of a softmax, which is 1 / num_experts or more.
+    if (options_.score != Score::kSoftmax || options_.balance == Balance::kBias)
+      total = total.clamp_min(tiny_of(weights));
+    weights = weights / total;
+  }
+  if (options_.scale != 1) weights = weights * options_.scale;
   const at::Tensor counts =
       at::zeros({options_.num_experts}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
   if (is_training()) ops::add_once_(load_, counts);
