@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from moxie.ops import ScaleLayout
-from moxie.recipe import AnyRecipe
+from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
-DEFAULT_RECIPE = "mxfp8_rceil_128"
 
 QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
 

@@ -44,6 +44,15 @@ def _unpack_out(op: str, out: tuple[Tensor, ...], names: str) -> tuple[Tensor, .
     return tuple(out)
 
 
+def _run(name: str, out: Optional[tuple[Tensor, ...]], results: str, *args, **kwargs):
+    """The op of this name, or its `out` overload where there are tensors to write; results are the names of those."""
+    op = getattr(_ops, name)
+    if out is None:
+        return op(*args, **kwargs)
+    op.out(*args, **kwargs, **dict(zip(results.split(), _unpack_out(name, out, results))))
+    return out
+
+
 def has_cuda() -> bool:
     """Whether the library was built with its CUDA kernels.
 
@@ -71,12 +80,7 @@ def quantize_rowwise(
     >>> qdata.dtype, scale.dtype, scale.shape
     (torch.float8_e4m3fn, torch.float8_e8m0fnu, torch.Size([64, 3]))
     """
-    if out is None:
-        return _ops.quantize_rowwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
-    qdata, scale = _unpack_out("quantize_rowwise", out, "qdata scale")
-    _ops.quantize_rowwise.out(
-        x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata=qdata, scale=scale)
-    return out
+    return _run("quantize_rowwise", out, "qdata scale", x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
 
 
 def quantize_colwise(
@@ -99,12 +103,7 @@ def quantize_colwise(
     >>> qdata_t.shape, scale_t.shape  # 10 rows padded to 32, 54 to 64; R' is a multiple of 256
     (torch.Size([96, 256]), torch.Size([96, 8]))
     """
-    if out is None:
-        return _ops.quantize_colwise(x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
-    qdata_t, scale_t = _unpack_out("quantize_colwise", out, "qdata_t scale_t")
-    _ops.quantize_colwise.out(
-        x, offs=offs, block=block, rule=rule, scale_layout=scale_layout, qdata_t=qdata_t, scale_t=scale_t)
-    return out
+    return _run("quantize_colwise", out, "qdata_t scale_t", x, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
 
 
 def quantize_both(
@@ -124,15 +123,9 @@ def quantize_both(
     >>> torch.equal(qdata.view(torch.uint8).mT, qdata_t.view(torch.uint8))  # a square block scales both alike
     True
     """
-    if out is None:
-        return _ops.quantize_both(
-            x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule,
-            scale_layout=scale_layout)
-    qdata, scale, qdata_t, scale_t = _unpack_out("quantize_both", out, "qdata scale qdata_t scale_t")
-    _ops.quantize_both.out(
-        x, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
-        qdata=qdata, scale=scale, qdata_t=qdata_t, scale_t=scale_t)
-    return out
+    return _run(
+        "quantize_both", out, "qdata scale qdata_t scale_t", x, offs=offs, rowwise_block=rowwise_block,
+        colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
 
 
 def dequantize_rowwise(
@@ -214,15 +207,9 @@ def requantize(
     >>> torch.equal(qdata_t.view(torch.uint8), moxie.quantize_colwise(x)[0].view(torch.uint8))
     True
     """
-    if out is None:
-        return _ops.requantize(
-            qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
-            from_layout=from_layout)
-    qdata_t, scale_t = _unpack_out("requantize", out, "qdata_t scale_t")
-    _ops.requantize.out(
-        qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout,
-        from_layout=from_layout, qdata_t=qdata_t, scale_t=scale_t)
-    return out
+    return _run(
+        "requantize", out, "qdata_t scale_t", qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule,
+        scale_layout=scale_layout, from_layout=from_layout)
 
 
 def quantize_per_row(
@@ -235,11 +222,7 @@ def quantize_per_row(
     >>> bool(((qdata.float() * scale[:, None] - x).abs() <= 2**-4 * x.abs() + scale[:, None] * 2**-10).all())
     True
     """
-    if out is None:
-        return _ops.quantize_per_row(x, offs=offs)
-    qdata, scale = _unpack_out("quantize_per_row", out, "qdata scale")
-    _ops.quantize_per_row.out(x, offs=offs, qdata=qdata, scale=scale)
-    return out
+    return _run("quantize_per_row", out, "qdata scale", x, offs=offs)
 
 
 def quantize_per_col(
@@ -254,11 +237,7 @@ def quantize_per_col(
     >>> qdata_t.shape, scale_t.shape
     (torch.Size([96, 80]), torch.Size([2, 96]))
     """
-    if out is None:
-        return _ops.quantize_per_col(x, offs=offs)
-    qdata_t, scale_t = _unpack_out("quantize_per_col", out, "qdata_t scale_t")
-    _ops.quantize_per_col.out(x, offs=offs, qdata_t=qdata_t, scale_t=scale_t)
-    return out
+    return _run("quantize_per_col", out, "qdata_t scale_t", x, offs=offs)
 
 
 def swizzle_scale(scale: Tensor, *, offs: Optional[Tensor] = None, form: Form = "rowwise") -> Tensor:
@@ -320,11 +299,7 @@ def pad_groups(
     >>> starts.tolist(), ends.tolist(), padded[:8, 0].tolist()
     ([0, 4], [4, 8], [1.0, 1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0])
     """
-    if out is None:
-        return _ops.pad_groups(x, offs, alignment)
-    padded, starts, ends = _unpack_out("pad_groups", out, "padded starts ends")
-    _ops.pad_groups.out(x, offs, alignment, padded=padded, starts=starts, ends=ends)
-    return out
+    return _run("pad_groups", out, "padded starts ends", x, offs, alignment)
 
 
 def unpad_groups(

@@ -78,6 +78,7 @@ class Recipe:
 
 
 AnyRecipe = Union[str, Recipe]
+DEFAULT_RECIPE = "mxfp8_rceil_128"
 
 
 def recipe_names() -> list[str]:

@@ -5,7 +5,7 @@ from typing import Literal, Optional
 import torch
 from torch import Tensor
 
-from moxie.recipe import AnyRecipe
+from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
 
@@ -20,7 +20,7 @@ Part = Literal["x", "w", "x_t", "w_t", "dy", "dy_t"]
 
 
 def quantization_stats(
-    x: Tensor, offs: Optional[Tensor] = None, *, recipe: AnyRecipe, part: Optional[Part] = None,
+    x: Tensor, offs: Optional[Tensor] = None, *, recipe: AnyRecipe = DEFAULT_RECIPE, part: Optional[Part] = None,
 ) -> Tensor:
     """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
 

@@ -132,7 +132,7 @@ def test_info_names_a_gpu_that_it_cannot_use(tmp_path):
     info = run_json("info", LD_LIBRARY_PATH=str(tmp_path))
     assert [(gpu["name"], gpu["capability"]) for gpu in info["gpus"]] == [("New GPU", "9.0"), ("Old GPU", "8.0")]
     assert all(gpu["memory_bytes"] == 3 << 30 and gpu["why_not_used"] == "this torch has no CUDA" for gpu in info["gpus"])
-    assert {row["device"] for row in info["paths"]} == {"cpu"}
+    assert {row["device"] for row in info["recipes"]} == {"cpu"}
     text = run("info", LD_LIBRARY_PATH=str(tmp_path)).stdout
     assert "GPU 1 Old GPU: compute capability 8.0, 3.0 GiB; not used: this torch has no CUDA" in text
 

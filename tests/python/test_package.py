@@ -114,3 +114,23 @@ def test_cost_counts_each_byte_once():
         cost("sort", [rows, cols])
     with pytest.raises(ValueError, match="_cost: shape must have 2 or 3 sizes, got 1"):
         cost("quantize_both", [rows])
+
+
+def default_of(argument):
+    """An argument's default as Python writes it."""
+    if not argument.has_default_value():
+        return inspect.Parameter.empty
+    return argument.default_value
+
+
+@pytest.mark.parametrize("name", sorted(name for name in moxie.__all__ if hasattr(torch.ops.moxie, name)))
+def test_a_function_has_the_arguments_and_defaults_of_its_op(name):
+    """The schema is where a signature is written; Python's is for readers and type checkers."""
+    schema = getattr(torch.ops.moxie, name).default._schema
+    parameters = dict(inspect.signature(getattr(moxie, name)).parameters)
+    parameters.pop("out", None)
+    assert list(parameters) == [argument.name for argument in schema.arguments]
+    for argument in schema.arguments:
+        parameter = parameters[argument.name]
+        assert (parameter.kind == inspect.Parameter.KEYWORD_ONLY) == argument.kwarg_only, argument.name
+        assert parameter.default == default_of(argument), argument.name

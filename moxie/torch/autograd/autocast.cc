@@ -3,10 +3,9 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "moxie/torch/autograd/node.h"
 #include "moxie/torch/mx_tensor.h"
-#include "moxie/torch/ops.h"
 #include "moxie/torch/recipe.h"
-#include "moxie/torch/view.h"
 
 namespace moxie::ops {
 namespace {
@@ -28,12 +27,7 @@ Tensor grouped_mm_autocast(const Tensor& x, const Tensor& w, const OptionalTenso
                            const OptionalTensor& main_grad) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
   return ops::grouped_mm(cast<kDevice>(x), w,
-                         {.offs = offs,
-                          .recipe = recipe,
-                          .bias = bias,
-                          .dtype = dtype,
-                          .quantized_w = quantized_w,
-                          .main_grad = main_grad});
+                         grouped_mm_options(offs, recipe, bias, dtype, quantized_w, main_grad));
 }
 
 template <c10::DeviceType kDevice>
@@ -42,13 +36,9 @@ Tensor grouped_mm_stats_autocast(const Tensor& x, const Tensor& w, const Tensor&
                                  const OptionalTensor& bias, std::optional<at::ScalarType> dtype,
                                  OptionalTensors quantized_w, const OptionalTensor& main_grad) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
-  return ops::grouped_mm_stats(cast<kDevice>(x), w, stats,
-                               {.offs = offs,
-                                .recipe = recipe,
-                                .bias = bias,
-                                .dtype = dtype,
-                                .quantized_w = quantized_w,
-                                .main_grad = main_grad});
+  return ops::grouped_mm_stats(
+      cast<kDevice>(x), w, stats,
+      grouped_mm_options(offs, recipe, bias, dtype, quantized_w, main_grad));
 }
 
 // There is nothing to cast, but the result has the dtype that it would have.
@@ -61,13 +51,11 @@ Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
   constexpr const char* kOp = "grouped_mm";
   if (!dtype) dtype = with_op(kOp, [&] { return parse_recipe(recipe, kOp).out; });
-  return ops::grouped_mm(MxTensor{qdata, scale, std::string(block), x}, w,
-                         {.offs = offs,
-                          .recipe = recipe,
-                          .bias = bias,
-                          .dtype = dtype ? *dtype : at::autocast::get_autocast_dtype(kDevice),
-                          .quantized_w = quantized_w,
-                          .main_grad = main_grad});
+  return ops::grouped_mm(
+      MxTensor{qdata, scale, std::string(block), x}, w,
+      grouped_mm_options(offs, recipe, bias,
+                         dtype ? dtype : at::autocast::get_autocast_dtype(kDevice), quantized_w,
+                         main_grad));
 }
 
 // A token's rows are added up in the dtype that x had before: where they are permuted, the node

@@ -109,9 +109,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     variable_list out(kArguments);
     const Tensor& dy = grads[0];
     if (!dy.defined()) return out;
-    TORCH_CHECK(!c10::GradMode::is_enabled(), kOp, ": a second derivative is not implemented");
-    // First: under checkpointing this runs forward again, with autograd.
-    const variable_list saved = ctx->get_saved_variables();
+    const variable_list saved = saved_for_backward(ctx, kOp);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[kOffs]);
     const Tensor& h = saved[kH];

@@ -1,8 +1,7 @@
 // gate_logits keeps x as it is for backward, not its f32 copy, which is twice as large.
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "moxie/torch/ops.h"
+#include "moxie/torch/autograd/node.h"
 
 namespace moxie::ops {
 namespace {
@@ -23,10 +22,7 @@ struct GateLogits : torch::autograd::Function<GateLogits> {
     variable_list out(2);
     const Tensor& dlogits = grads[0];
     if (!dlogits.defined()) return out;
-    TORCH_CHECK(!c10::GradMode::is_enabled(),
-                "gate_logits: a second derivative is not implemented");
-    // First: under checkpointing this runs forward again, with autograd.
-    const auto saved = ctx->get_saved_variables();
+    const auto saved = saved_for_backward(ctx, "gate_logits");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const auto wide = dlogits.scalar_type();

@@ -49,9 +49,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     variable_list out(kArguments);
     const Tensor& dy = grads[0];
     if (!dy.defined()) return out;
-    TORCH_CHECK(!c10::GradMode::is_enabled(), kOp, ": a second derivative is not implemented");
-    // First: under checkpointing this runs forward again, with autograd.
-    const variable_list saved = ctx->get_saved_variables();
+    const variable_list saved = saved_for_backward(ctx, kOp);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[0]);
     auto& data = ctx->saved_data;

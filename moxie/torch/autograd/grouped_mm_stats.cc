@@ -4,10 +4,9 @@
 #include <ATen/ops/stack.h>
 #include <torch/library.h>
 
-#include "moxie/torch/ops.h"
+#include "moxie/torch/autograd/node.h"
 #include "moxie/torch/recipe.h"
 #include "moxie/torch/stats.h"
-#include "moxie/torch/view.h"
 
 namespace moxie::ops {
 namespace {
@@ -51,13 +50,8 @@ Tensor multiply(const Tensor& x, const Tensor& w, const Tensor& stats, const Opt
                 const OptionalTensor& main_grad) {
   return with_op(kOp, [&] {
     check_stats(stats, x);
-    const Tensor y = ops::grouped_mm(x, w,
-                                     {.offs = offs,
-                                      .recipe = recipe,
-                                      .bias = bias,
-                                      .dtype = dtype,
-                                      .quantized_w = quantized_w,
-                                      .main_grad = main_grad});
+    const Tensor y = ops::grouped_mm(
+        x, w, grouped_mm_options(offs, recipe, bias, dtype, quantized_w, main_grad));
     add_once_(stats.narrow(0, 0, kForwardParts), of_forward(x, w, offs, recipe));
     if (y.requires_grad())
       y.register_hook([stats, offs, recipe = std::string(recipe)](const Tensor& dy) {

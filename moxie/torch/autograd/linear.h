@@ -2,8 +2,7 @@
 // node: autograd would round gradients to it.
 #pragma once
 
-#include <torch/csrc/autograd/custom_function.h>
-
+#include "moxie/torch/autograd/node.h"
 #include "moxie/torch/autograd/operands.h"
 
 namespace moxie::ops {

@@ -1,9 +1,8 @@
 // permute copies rows, so its gradient sums them; unpermute's gradient copies them back, weighted,
 // and that of its weights is a dot product per slot. Indices and, in permute, weights get none.
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "moxie/torch/ops.h"
+#include "moxie/torch/autograd/node.h"
 
 namespace moxie::ops {
 namespace {
@@ -12,10 +11,6 @@ using at::Tensor;
 using OptionalTensor = std::optional<at::Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-
-void check_first_derivative(const char* op) {
-  TORCH_CHECK(!c10::GradMode::is_enabled(), op, ": a second derivative is not implemented");
-}
 
 struct Permute : torch::autograd::Function<Permute> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& slot_of,
@@ -29,9 +24,7 @@ struct Permute : torch::autograd::Function<Permute> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(5);
     if (!grads[0].defined()) return out;
-    check_first_derivative("permute");
-    // First: under checkpointing this runs forward again, with autograd.
-    const auto saved = ctx->get_saved_variables();
+    const auto saved = saved_for_backward(ctx, "permute");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     out[0] = ops::unpermute(grads[0], saved[0], saved[1], ctx->saved_data["num_tokens"].toSymInt(),
@@ -56,9 +49,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(5);
     if (!grads[0].defined()) return out;
-    check_first_derivative("unpermute");
-    // First: under checkpointing this runs forward again, with autograd.
-    const auto saved = ctx->get_saved_variables();
+    const auto saved = saved_for_backward(ctx, "unpermute");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     const Tensor dx = grads[0].to(ctx->saved_data["dtype"].toScalarType());

@@ -1,7 +1,6 @@
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "moxie/torch/ops.h"
+#include "moxie/torch/autograd/node.h"
 
 namespace moxie::ops {
 namespace {
@@ -19,8 +18,7 @@ struct Swiglu : torch::autograd::Function<Swiglu> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     if (!grads[0].defined()) return {Tensor()};
-    TORCH_CHECK(!c10::GradMode::is_enabled(), "swiglu: a second derivative is not implemented");
-    const Tensor h = ctx->get_saved_variables()[0];
+    const Tensor h = saved_for_backward(ctx, "swiglu")[0];
     return {ops::swiglu_backward(grads[0].to(h.scalar_type()), h)};
   }
 };

@@ -1,0 +1,47 @@
+"""tools/check_layers.py fails where an arrow points the wrong way."""
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+TOOL = pathlib.Path(__file__).parents[2] / "tools/check_layers.py"
+
+
+def check(folder: pathlib.Path, files: dict[str, list[str]]) -> subprocess.CompletedProcess:
+    """Runs it over a repository of headers, each of which includes those that are listed for it."""
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    (folder / "tools").mkdir()
+    shutil.copy(TOOL, folder / "tools")
+    for name, included in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(f'#include "{other}"\n' for other in included))
+    return subprocess.run([sys.executable, folder / "tools/check_layers.py"], capture_output=True, text=True)
+
+
+def test_arrows_that_point_one_way_pass(tmp_path):
+    done = check(tmp_path, {"moxie/core/base/a.h": [], "moxie/core/gemm/b.h": ["moxie/core/base/a.h"],
+                            "moxie/torch/view.h": ["moxie/core/gemm/b.h"], "moxie/torch/ops/c.cc": ["moxie/torch/view.h"]})
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("layer", ("core", "torch"))
+def test_a_circle_of_rooms_is_found_in_however_many_steps(layer, tmp_path):
+    done = check(tmp_path, {f"moxie/{layer}/one/a.h": [f"moxie/{layer}/two/b.h"], f"moxie/{layer}/two/b.h": [],
+                            f"moxie/{layer}/two/c.h": [f"moxie/{layer}/three/d.h"],
+                            f"moxie/{layer}/three/d.h": [f"moxie/{layer}/one/e.h"], f"moxie/{layer}/one/e.h": []})
+    assert done.returncode == 1
+    assert f"moxie/{layer}/one -> moxie/{layer}/two -> moxie/{layer}/three -> moxie/{layer}/one" in done.stdout
+
+
+@pytest.mark.parametrize("file, included, rule", (
+    ("moxie/torch/gemm/a.cc", "moxie/torch/ops.h", "is below the dispatcher"),
+    ("moxie/core/base/a.h", "moxie/core/gemm/b.h", "moxie/core/base includes of core only base"),
+    ("moxie/core/gemm/a.h", "moxie/torch/view.h", "includes nothing of the layers above it"),
+    ("moxie/torch/a.h", "moxie/cli/b.h", "moxie/torch does not include moxie/cli")))
+def test_an_arrow_that_points_up_is_found(file, included, rule, tmp_path):
+    done = check(tmp_path, {file: [included]})
+    assert done.returncode == 1 and rule in done.stdout
