@@ -106,6 +106,12 @@ def ops_of(source: str) -> list[Op]:
             op = Op(schema, re.sub(r"^  ", "", match["comment"], flags=re.MULTILINE))
             op.share_options_with(ops)
             ops.append(op)
+    expected = len(re.findall(r"^  (?:def|differentiable)\(", source, re.MULTILINE))
+    if len(call.findall(source)) != expected:
+        raise SystemExit(f"generate_ops: {expected} schemas, and could read {len(call.findall(source))} of them")
+    names = [op.name for op in ops if not op.packed]
+    if len(set(names)) != len(names):
+        raise SystemExit(f"generate_ops: two ops would be called {next(n for n in names if names.count(n) > 1)}")
     return ops
 
 

@@ -13,10 +13,17 @@
 #include <type_traits>
 
 #include "moxie/core/format/block.h"
+#include "moxie/core/layout/swizzle.h"
 
 namespace moxie::ops {
 
 inline constexpr int kBlockBits = 3;  // an index into kBlocks
+
+// How many values an enum has, where its bits could hold more: another is refused. 0: all.
+template <class T>
+inline constexpr uint64_t kNumValues = 0;
+template <>
+inline constexpr uint64_t kNumValues<ScaleLayout> = 3;
 
 class BitWriter {
  public:
@@ -51,12 +58,14 @@ class BitReader {
 
   template <class T>
   void operator()(T& value, int bits) {
-    value = static_cast<T>(take(bits));
+    const uint64_t field = take(bits);
+    is_right_ &= kNumValues<T> == 0 || field < kNumValues<T>;
+    value = static_cast<T>(field);
   }
   void operator()(Block& block) {
     const uint64_t index = take(kBlockBits);
-    TORCH_CHECK_VALUE(index < std::size(kBlocks), "moxie: not a packed block: ", index);
-    block = kBlocks[index];
+    is_right_ &= index < std::size(kBlocks);
+    block = kBlocks[index % std::size(kBlocks)];
   }
   void operator()(std::optional<Block>& block) {
     const bool present = take(1) != 0;
@@ -64,7 +73,8 @@ class BitReader {
     (*this)(of);
     block = present ? std::optional(of) : std::nullopt;
   }
-  bool is_at_end() const { return value_ == 0; }
+  // Every field held a value of its type, and nothing follows the last.
+  bool is_right() const { return is_right_ && value_ == 0; }
 
  private:
   uint64_t take(int bits) {
@@ -73,6 +83,7 @@ class BitReader {
     return field;
   }
   uint64_t value_;
+  bool is_right_ = true;
 };
 
 template <class Struct>
@@ -83,11 +94,12 @@ int64_t pack(const Struct& from) {
 }
 
 template <class Struct>
-Struct unpack(int64_t value) {
+Struct unpack(int64_t value, const char* op) {
   Struct to;
   BitReader reader(value);
   Struct::fields(to, reader);
-  TORCH_CHECK_VALUE(reader.is_at_end(), "moxie: not a packed value: ", value);
+  TORCH_CHECK_VALUE(reader.is_right(), op,
+                    ": a spec or plan must be an integer that pack() made, got ", value);
   return to;
 }
 

@@ -10,34 +10,21 @@ namespace {
 
 std::atomic<int64_t> parse_count = 0;
 
-constexpr Recipe with_rule(ScaleRule rule, Kernels kernels = Kernels::kAuto) {
-  Recipe recipe;
-  recipe.rule = rule;
-  recipe.kernels = kernels;
-  return recipe;
-}
-
-constexpr Recipe with_scaling(Scaling scaling) {
-  Recipe recipe;
-  recipe.scaling = scaling;
-  return recipe;
-}
-
 struct Preset {
   const char* name;
   Recipe recipe;
 };
 
 const Preset kPresets[] = {
-    {"bf16", with_scaling(Scaling::kNone)},
-    {"fp8_rowwise", with_scaling(Scaling::kRow)},
-    {"mxfp8_rceil", with_rule(ScaleRule::kRceil)},
-    {"mxfp8_floor", with_rule(ScaleRule::kFloor)},
+    {"bf16", {.scaling = Scaling::kNone}},
+    {"fp8_rowwise", {.scaling = Scaling::kRow}},
+    {"mxfp8_rceil", {.rule = ScaleRule::kRceil}},
+    {"mxfp8_floor", {.rule = ScaleRule::kFloor}},
     {"mxfp8_rceil_wgrad_with_hp", {.wgrad = Wgrad::kHighPrecision}},
-    {"mxfp8_emulated_rceil", with_rule(ScaleRule::kRceil, Kernels::kEmulated)},
-    {"mxfp8_emulated_floor", with_rule(ScaleRule::kFloor, Kernels::kEmulated)},
-    {"mxfp8_emulated_ceil", with_rule(ScaleRule::kCeil, Kernels::kEmulated)},
-    {"mxfp8_emulated_even", with_rule(ScaleRule::kEven, Kernels::kEmulated)},
+    {"mxfp8_emulated_rceil", {.rule = ScaleRule::kRceil, .kernels = Kernels::kEmulated}},
+    {"mxfp8_emulated_floor", {.rule = ScaleRule::kFloor, .kernels = Kernels::kEmulated}},
+    {"mxfp8_emulated_ceil", {.rule = ScaleRule::kCeil, .kernels = Kernels::kEmulated}},
+    {"mxfp8_emulated_even", {.rule = ScaleRule::kEven, .kernels = Kernels::kEmulated}},
     {"mxfp8_rceil_32x32", {.weights = {32, 32}}},
     {"mxfp8_rceil_128",
      {.activations = {1, 128}, .weights = {128, 128}, .wgrad_dy = {128, 1}, .wgrad_x = {128, 32}}},

@@ -68,8 +68,9 @@ struct Recipe {
   // any other serves both passes.
   Block weights_t() const { return weights.rows == 1 ? Block{weights.cols, 1} : weights; }
 
+  enum class Out : uint8_t { kAsX, kBf16, kF32 };  // `out`, as it is packed
+
  private:
-  enum class Out : uint8_t { kAsX, kBf16, kF32 };
   static Out out_of(const std::optional<at::ScalarType>& dtype) {
     return !dtype ? Out::kAsX : *dtype == at::kFloat ? Out::kF32 : Out::kBf16;
   }
@@ -78,6 +79,11 @@ struct Recipe {
     return out == Out::kF32 ? at::kFloat : at::kBFloat16;
   }
 };
+
+template <>
+inline constexpr uint64_t kNumValues<Scaling> = 3;
+template <>
+inline constexpr uint64_t kNumValues<Recipe::Out> = 3;
 
 // Throws Error with the op, the rule and the value for a name, field or combination that is none.
 // A public call parses its recipe once, where it enters.

@@ -230,7 +230,7 @@ TORCH_LIBRARY(moxie, m) {
   // Every field of a recipe in words; the names of the presets; what a call would do (explain.h).
   def("_recipe(str text) -> str");
   def("_recipe_names() -> str[]");
-  def("_explain(str recipe, int n, int k, Device device, int rows, int groups, ScalarType x, "
+  def("_explain(str recipe, int n, int k, Device device, int rows, int? groups, ScalarType x, "
       "ScalarType w, bool needs_dx, bool needs_dw, bool main_grad) -> (str[] passes, int[] bytes)");
   // For tests: recipes parsed and plans made so far; GPUs that are not there.
   def("_counts() -> int[]");

@@ -288,12 +288,24 @@ FloatView float_view(const Tensor& tensor) {
 
 // ---- errors ----------------------------------------------------------------------------------
 
-void rethrow(const char* op, const Error& error) {
-  // The core's messages begin with the name of its own function, which several ops may share.
-  const std::string_view message = error.what();
+namespace {
+
+// The core's messages begin with the name of its own function, which several ops may share.
+std::string under_name(const char* op, std::string_view message) {
   const size_t colon = message.find(": ");
-  TORCH_CHECK_VALUE(false, op, colon == message.npos ? ": " : "",
-                    colon == message.npos ? message : message.substr(colon));
+  const bool has_name = colon != message.npos;
+  return std::string(op) + (has_name ? "" : ": ") +
+         std::string(has_name ? message.substr(colon) : message);
+}
+
+}  // namespace
+
+void rethrow(const char* op, const Error& error) {
+  TORCH_CHECK_VALUE(false, under_name(op, error.what()));
+}
+
+void rethrow(const char* op, const DeviceError& error) {
+  TORCH_CHECK(false, under_name(op, error.what()));
 }
 
 }  // namespace moxie::ops

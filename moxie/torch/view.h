@@ -29,6 +29,12 @@ struct Quantized {
   OptionalTensor scale;
 };
 
+// How tokens [T, D] become rows [R, D]: what route says. Absent: they are rows already.
+struct Permutation {
+  OptionalTensor slot_of = std::nullopt, row_of = std::nullopt;
+  int64_t top_k = 1;
+};
+
 // ---- arguments -------------------------------------------------------------------------------
 
 // An argument with the names that messages use.
@@ -117,7 +123,8 @@ FloatView float_view(const Tensor& tensor);
 
 // ---- errors ----------------------------------------------------------------------------------
 
-[[noreturn]] void rethrow(const char* op, const Error& error);
+[[noreturn]] void rethrow(const char* op, const Error& error);        // a ValueError in Python
+[[noreturn]] void rethrow(const char* op, const DeviceError& error);  // a RuntimeError
 
 // Runs body; what the core throws becomes torch's exception, under the name of this op.
 template <class Body>
@@ -125,6 +132,8 @@ auto with_op(const char* op, Body&& body) {
   try {
     return body();
   } catch (const Error& error) {
+    rethrow(op, error);
+  } catch (const DeviceError& error) {
     rethrow(op, error);
   }
 }

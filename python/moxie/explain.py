@@ -51,7 +51,7 @@ def explain(
     k: int,
     *,
     rows: int = 0,
-    groups: int = 1,
+    groups: Optional[int] = None,
     device: Optional[Union[str, torch.device]] = None,
     dtype: torch.dtype = torch.bfloat16,
     weight_dtype: Optional[torch.dtype] = None,
@@ -60,7 +60,7 @@ def explain(
     main_grad: bool = False,
 ) -> Explanation:
     """What `grouped_mm` does with x [rows, k] and w [groups, n, k], without doing it: for each pass the kernel, its operands
-    and the reason why no faster kernel, and the bytes that are kept for backward.
+    and the reason why no faster kernel, and the bytes that are kept for backward. Without `groups` there are no offs: one matrix.
 
     `device` is the current GPU where there is one, else the CPU. `dtype` is that of x, `weight_dtype` that of w (as x if None).
 

@@ -107,7 +107,7 @@ def test_info_gives_the_kernels_of_every_recipe_and_the_reasons():
     on_cpu = [row for row in info["recipes"] if row["device"] == "cpu"]
     assert [row["recipe"] for row in on_cpu] == moxie.recipe_names()
     for row in info["recipes"]:
-        told = moxie.explain(row["recipe"], 48, 64, device=row["device"])
+        told = moxie.explain(row["recipe"], 48, 64, groups=8, device=row["device"])
         assert [passed.pop("pass") for passed in row["passes"]] == ["forward", "dgrad", "wgrad"]
         assert row["passes"] == [dataclasses.asdict(one) for one in (told.forward, told.dgrad, told.wgrad)]
     text = run("info").stdout

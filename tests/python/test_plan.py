@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import random
 import subprocess
 import sys
 
@@ -231,3 +232,68 @@ def test_a_recipe_that_is_slower_than_bf16_on_this_gpu_warns_once_and_names_anot
 
 def test_the_warning_is_silenced_as_any_other():
     assert "takes longer" not in warned("sm90", "silent")[1]
+
+
+# ---- integers that no plan made ----------------------------------------------------------------------------------------------------
+
+X, H = torch.randn(64, 256).bfloat16(), torch.randn(64, 512).bfloat16()
+W, ENDS = torch.randn(2, 128, 256).bfloat16(), torch.tensor([10, 64], dtype=torch.int32)
+OPS = torch.ops.moxie
+TAKING_A_SPEC = {
+    "_quantize": lambda spec: OPS._quantize(X, ENDS, spec),
+    "_swiglu_quantize": lambda spec: OPS._swiglu_quantize(H, None, spec),
+    "_swiglu_backward_quantize": lambda spec: OPS._swiglu_backward_quantize(X, H, None, spec),
+    "_permute_quantize": lambda spec: OPS._permute_quantize(X, torch.arange(64, dtype=torch.int32), 1, None, spec),
+    "_requantize": lambda spec: OPS._requantize(*moxie.quantize_rowwise(X), None, spec),
+    "_token_scale": lambda spec: OPS._token_scale(moxie.quantize_rowwise(X)[1], None, 64, 256, spec),
+    "_dequantize_tokens": lambda spec: OPS._dequantize_tokens(*moxie.quantize_rowwise(X), spec),
+    "grouped_mm.quantized": lambda plan: OPS.grouped_mm.quantized(X, None, W, None, ENDS, plan),
+    "grouped_mm.quantized-fp8": lambda plan: OPS.grouped_mm.quantized(
+        *moxie.quantize_rowwise(X), *moxie.quantize_weights(W, recipe="mxfp8_rceil")[:2], ENDS, plan),
+    "grouped_dgrad.quantized": lambda plan: OPS.grouped_dgrad.quantized(X[:, :128], None, W, None, ENDS, plan),
+    "grouped_wgrad.quantized": lambda plan: OPS.grouped_wgrad.quantized(X, None, X, None, 64, ENDS, plan),
+}
+
+
+@pytest.mark.parametrize("name", TAKING_A_SPEC)
+def test_an_integer_that_no_plan_made_is_refused_or_harmless(name):
+    """None of them leads out of bounds: each call works or raises under the name of the op."""
+    values = random.Random(1)
+    integers = [-1, 0, 123456789, 27804141, 16220, 2**62, -(2**63), 2**63 - 1, *(values.getrandbits(bits) for bits in range(1, 50)),
+                *(values.getrandbits(31) for _ in range(60))]
+    for integer in integers:
+        try:
+            TAKING_A_SPEC[name](integer)
+        except (ValueError, TypeError, RuntimeError, NotImplementedError) as error:
+            assert "INTERNAL ASSERT" not in str(error), (integer, error)
+    with pytest.raises(ValueError, match=": a spec or plan must be an integer that pack.. made, got -1"):
+        TAKING_A_SPEC[name](-1)
+
+
+# ---- what a pass on its own must refuse ----------------------------------------------------------------------------------------------
+
+
+def test_a_bias_of_another_dtype_is_refused():
+    with pytest.raises(TypeError, match="grouped_fwd: bias must be torch.bfloat16 or torch.float32, got torch.float16"):
+        moxie.grouped_fwd(X, None, W, None, ENDS, recipe="bf16", bias=torch.zeros(128).half())
+
+
+def test_num_rows_must_be_the_rows_of_operands_that_are_not_quantized():
+    with pytest.raises(ValueError, match="grouped_wgrad: num_rows must be the 64 rows of dy and x, got 10"):
+        moxie.grouped_wgrad(X, None, X, None, 10, recipe="bf16")
+
+
+def test_offs_are_checked_where_there_are_no_rows():
+    with pytest.raises(ValueError, match="grouped_fwd: offs must not pass the end of the 0 rows, got 10"):
+        moxie.grouped_fwd(X[:0], None, W, None, ENDS, recipe="bf16")
+
+
+def test_explain_without_groups_is_a_call_without_offs():
+    saved, w = [], W[:1].detach().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        moxie.grouped_mm(X[:5], w, recipe="mxfp8_rceil")
+    told = moxie.explain("mxfp8_rceil", 128, 256, rows=5, device="cpu", needs_dx=False)
+    assert told.x_bytes == sum(t.nbytes for t in saved)
+    for bad in ({"groups": 0}, {"groups": 1025}, {"dtype": torch.float16}, {"device": "meta"}, {"rows": 2**40}):
+        with pytest.raises(ValueError, match="explain: "):
+            moxie.explain("mxfp8_rceil", 128, 256, **{"device": "cpu", **bad})

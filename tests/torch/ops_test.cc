@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "moxie/torch/view.h"
+
 namespace moxie {
 namespace {
 
@@ -108,6 +110,18 @@ TEST(Ops, AnErrorIsTorchsValueErrorUnderTheNameOfTheOp) {
     FAIL() << "offs that decrease were accepted";
   } catch (const c10::ValueError& error) {
     EXPECT_THAT(error.msg(), HasSubstr("quantize_colwise: offs must not decrease"));
+  }
+}
+
+TEST(Ops, AGpuThatFailsIsARuntimeErrorUnderTheNameOfTheOp) {
+  try {
+    ops::with_op("grouped_mm",
+                 []() -> int { throw DeviceError("quantize: a launch failed: out of memory"); });
+    FAIL() << "it went by in silence";
+  } catch (const c10::ValueError&) {
+    FAIL() << "the arguments were right";
+  } catch (const c10::Error& error) {
+    EXPECT_THAT(error.msg(), HasSubstr("grouped_mm: a launch failed: out of memory"));
   }
 }
 

@@ -195,7 +195,7 @@ TEST(Packed, EveryRecipeComesBackFromItsInteger) {
   std::set<int64_t> integers;
   for (const std::string& text : texts) {
     const Recipe recipe = parse_recipe(text, "test");
-    EXPECT_EQ(unpack<Recipe>(pack(recipe)), recipe) << text;
+    EXPECT_EQ(unpack<Recipe>(pack(recipe), "test"), recipe) << text;
     integers.insert(pack(recipe));
   }
   EXPECT_EQ(integers.size(), texts.size());
@@ -203,12 +203,13 @@ TEST(Packed, EveryRecipeComesBackFromItsInteger) {
 
 TEST(Packed, APlanComesBackAndAnIntegerThatIsNoneIsRefused) {
   const Pretended hopper("sm90");
-  const Plan plan = plan_of({}).plan, back = unpack<Plan>(pack(plan));
+  const Plan plan = plan_of({}).plan, back = unpack<Plan>(pack(plan), "test");
   EXPECT_EQ(pack(back), pack(plan));
   EXPECT_EQ(back.kernels, plan.kernels);
   EXPECT_EQ(back.kept_x, KeptX::kColwise);
-  EXPECT_THROW(unpack<Plan>(int64_t{1} << 62), c10::Error);
-  EXPECT_THROW(unpack<Recipe>(pack(parse_recipe("bf16", "test")) | int64_t{7} << 4), c10::Error);
+  EXPECT_THROW(unpack<Plan>(int64_t{1} << 62, "test"), c10::Error);
+  EXPECT_THROW(unpack<Recipe>(pack(parse_recipe("bf16", "test")) | int64_t{7} << 4, "test"),
+               c10::Error);
 }
 
 TEST(Explain, PrintsALineForEachPassAndTheBytes) {

@@ -13,6 +13,13 @@ class Error : public std::invalid_argument {
   using std::invalid_argument::invalid_argument;
 };
 
+// What they throw when a GPU fails: a launch that is refused, memory that is used up, a lost
+// context. The arguments may have been right, so that it is no Error.
+class DeviceError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
 template <class... Parts>
 [[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;

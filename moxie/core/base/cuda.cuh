@@ -5,19 +5,25 @@
 
 #include <cstdint>
 #include <limits>
+#include <sstream>
 #include <string_view>
 
 #include "moxie/core/base/check.h"
 #include "moxie/core/base/cta.cuh"
 #include "moxie/core/base/math.h"
 
-// MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)); throws Error with the op and CUDA's message.
+// MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)); throws DeviceError with the op and CUDA's
+// message.
 #define MOXIE_CUDA_CHECK(op, call) ::moxie::cuda::check_cuda(op, #call, call)
 
 namespace moxie::cuda {
 
 inline void check_cuda(std::string_view op, std::string_view call, cudaError_t status) {
-  MOXIE_CHECK(status == cudaSuccess, op, ": ", call, " failed: ", cudaGetErrorString(status));
+  if (status == cudaSuccess) return;
+  cudaGetLastError();  // it was seen: it must not surface in a later call of another library
+  std::ostringstream message;
+  message << op << ": " << call << " failed: " << cudaGetErrorString(status);
+  throw DeviceError(message.str());
 }
 
 struct Launch {

@@ -114,8 +114,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const OptionalTensor offs = defined(saved[kOffs]);
     const Tensor& h = saved[kH];
     auto& data = ctx->saved_data;
-    const Plan plan13 = unpack<Plan>(data["plan13"].toInt());
-    const Plan plan2 = unpack<Plan>(data["plan2"].toInt());
+    const Plan plan13 = unpack<Plan>(data["plan13"].toInt(), kOp);
+    const Plan plan2 = unpack<Plan>(data["plan2"].toInt(), kOp);
     const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
     const LinearSaved up = unpack_saved(saved, kLinears),
                       down = unpack_saved(saved, kLinears + kLinearSavedCount);

@@ -53,7 +53,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const OptionalTensor offs = defined(saved[0]);
     auto& data = ctx->saved_data;
-    const Plan plan = unpack<Plan>(data["plan"].toInt());
+    const Plan plan = unpack<Plan>(data["plan"].toInt(), kOp);
     const LinearSaved operands = unpack_saved(saved, 1);
     // What forward did not keep was not wanted then and cannot be had now.
     const LinearGrads result = linear_backward(plan, {.dy = dy,

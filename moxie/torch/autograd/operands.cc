@@ -1,8 +1,6 @@
 #include "moxie/torch/autograd/operands.h"
 
 #include "moxie/torch/ops.h"
-#include "moxie/torch/ops/requantize.h"
-#include "moxie/torch/ops/token_scale.h"
 
 namespace moxie::ops {
 namespace {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "moxie/torch/mx_tensor.h"
-#include "moxie/torch/permutation.h"
 #include "moxie/torch/plan/specs.h"
 
 namespace moxie::ops {

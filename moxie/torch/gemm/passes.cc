@@ -37,8 +37,6 @@ c10::SymInt rows_of(const Tensor& tokens) {
   return tokens.dim() == 2 ? tokens.sym_size(0) : c10::SymInt(0);
 }
 
-// ---- sizes -------------------------------------------------------------------------------------
-
 // The tensors that the operands are forms of: tokens [R, C] twice, or tokens and weights; and w.
 struct Natural {
   SymShape a, b;
@@ -84,9 +82,6 @@ at::ScalarType result_dtype(const Request& request, const Recipe& recipe) {
   return recipe.keeps_dtype ? dtype : high_precision(dtype, request.op);
 }
 
-// ---- the plan of a pass that is called by its recipe
-// ---------------------------------------------
-
 // add_to: the dtype of the gradient that wgrad adds to.
 PassPlan plan_of(const Request& request, const Recipe& recipe,
                  const std::optional<std::string_view>& layout, OptionalDtype add_to = {}) {
@@ -124,9 +119,6 @@ PassPlan plan_of(const Request& request, const Recipe& recipe,
         layout_by_shape(recipe, plan.kernel, {request.b.data, *request.b.scale, request.pass});
   return plan;
 }
-
-// ---- checks
-// --------------------------------------------------------------------------------------
 
 // One operand against the shape of the tensor that it is a form of.
 struct OperandCheck {
@@ -166,12 +158,14 @@ bool same(const c10::SymInt& x, const c10::SymInt& y) {
   return x.sym_eq(y).expect_true(__FILE__, __LINE__);
 }
 
-void check_sizes(const Request& request, const Natural& shapes) {
+void check_sizes(const Request& request, const Natural& shapes, const Recipe& recipe) {
   const auto& [a, b, w] = shapes;
   const char* op = request.op;
   if (request.pass == Pass::kWgrad) {
     TORCH_CHECK_VALUE(same(a[0], b[0]), op, ": dy and x must have as many rows, got ", a[0],
                       " and ", b[0]);
+    TORCH_CHECK_VALUE(same(a[0], request.num_rows), op, ": num_rows must be the ", a[0],
+                      " rows of dy and x, got ", request.num_rows);
     return;
   }
   const c10::SymInt groups = num_groups(request.offs).value_or(1);
@@ -182,8 +176,20 @@ void check_sizes(const Request& request, const Natural& shapes) {
                     contracted, " columns that w contracts, got ", a[1]);
   if (!request.bias) return;
   const Input bias{op, "bias", *request.bias};
+  if (!recipe.keeps_dtype) check_float(bias);
   check_device(bias, request.a.data);
   check_shape(bias, request.bias->dim() == 2 ? SymShape(w[0], w[1]) : SymShape(w[1]));
+}
+
+// A plan that did not come from these arguments must not lead a kernel astray.
+void check_plan(const Request& request, const PassPlan& plan) {
+  const bool in_fp8 = request.a.scale && request.b.scale;
+  const bool by_row = plan.recipe.scaling == Scaling::kRow;
+  const bool fits =
+      !multiplies_fp8(plan.kernel) || (in_fp8 && by_row == (plan.kernel == Kernel::kSm90Rows));
+  TORCH_CHECK_VALUE(fits && (plan.kernel != Kernel::kTorchGrouped || request.offs), request.op,
+                    ": these arguments are not those that the plan is for, whose kernel is ",
+                    name(plan.kernel));
 }
 
 // The shape of the result.
@@ -192,6 +198,7 @@ SymShape check(const Request& request, const PassPlan& plan) {
   const Recipe& recipe = plan.recipe;
   const Names names = names_of(pass);
   check_dims(request);
+  check_plan(request, plan);
   const Natural shapes = natural_shapes(request);
   const bool wgrad = pass == Pass::kWgrad;
   check_operand({op, names.a, names.a_scale, a, shapes.a, form_of_a(recipe, pass), plan.tokens},
@@ -199,13 +206,10 @@ SymShape check(const Request& request, const PassPlan& plan) {
   check_operand({op, names.b, names.b_scale, b, shapes.b, form_of_b(recipe, pass),
                  wgrad ? plan.tokens : plan.weights},
                 recipe, offs);
-  check_sizes(request, shapes);
+  check_sizes(request, shapes, recipe);
   if (wgrad) return shapes.w;
   return {shapes.a[0], pass == Pass::kForward ? shapes.w[1] : shapes.w[2]};
 }
-
-// ---- calls
-// ---------------------------------------------------------------------------------------
 
 Tensor run(const Request& request, const PassPlan& plan, const SymShape& out,
            const OptionalTensor& add_to) {
@@ -277,7 +281,7 @@ Tensor call_by_recipe(const Request& request, Text recipe, OptionalText layout) 
 }
 
 Tensor call_by_plan(const Request& request, int64_t plan) {
-  return with_op(request.op, [&] { return call(request, unpack<PassPlan>(plan)); });
+  return with_op(request.op, [&] { return call(request, unpack<PassPlan>(plan, request.op)); });
 }
 
 Tensor grouped_fwd(const Tensor& x, const OptionalTensor& x_scale, const Tensor& w,
@@ -337,7 +341,7 @@ void grouped_wgrad_add_quantized(const Tensor& dw, const Tensor& dy_t,
                                  const OptionalTensor& x_scale_t, c10::SymInt num_rows,
                                  const OptionalTensor& offs, int64_t plan) {
   const Request request = wgrad_of(kAddOp, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, {});
-  with_op(kAddOp, [&] { add(request, unpack<PassPlan>(plan), dw); });
+  with_op(kAddOp, [&] { add(request, unpack<PassPlan>(plan, kAddOp), dw); });
 }
 
 void register_ops(torch::Library& m) {

@@ -156,6 +156,10 @@ Tensor multiply_plain(const PassArgs& args) {
 
 Tensor multiply(const PassArgs& args) {
   if (args.num_rows == 0) {  // nothing to multiply; some kernels take no empty operand
+    if (args.offs && args.a.data.is_cpu()) {
+      const Tensor ends = dense(*args.offs);
+      moxie::check_offs(name(args.pass), const_view<int32_t>(ends), 0, "rows", Backend::kCpu);
+    }
     if (args.add_to) return *args.add_to;
     return args.allocate().zero_();
   }

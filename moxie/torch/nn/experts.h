@@ -10,7 +10,7 @@
 
 #include "moxie/torch/nn/quantizable.h"
 #include "moxie/torch/ops.h"
-#include "moxie/torch/permutation.h"
+#include "moxie/torch/view.h"
 #include "moxie/torch/weight_cache.h"
 
 namespace moxie::nn {

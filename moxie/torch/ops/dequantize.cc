@@ -4,8 +4,8 @@
 #include "moxie/core/layout/parse.h"
 #include "moxie/core/row_scale/dequantize_row_scale.h"
 #include "moxie/torch/exec.h"
+#include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/ops/token_scale.h"
 
 namespace moxie::ops {
 namespace {
@@ -139,7 +139,7 @@ void dequantize_colwise_out(const Tensor& qdata_t, const Tensor& scale_t, c10::S
 
 Tensor dequantize_tokens(const Tensor& qdata, const Tensor& scale, int64_t packed) {
   return with_op(kRowwiseOp, [&] {
-    const auto spec = unpack<TokenScaleSpec>(packed);
+    const auto spec = unpack<TokenScaleSpec>(packed, kRowwiseOp);
     return dequantize({.op = kRowwiseOp,
                        .form = Form::kRowwise,
                        .qdata = qdata,

@@ -54,7 +54,8 @@ Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text roww
 std::vector<Tensor> swiglu_quantize_packed(const Tensor& h, const OptionalTensor& offs,
                                            int64_t spec) {
   constexpr const char* kOp = "swiglu_quantize";
-  return with_op(kOp, [&] { return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec)); });
+  return with_op(kOp,
+                 [&] { return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec, kOp)); });
 }
 
 std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, const Tensor& h,
@@ -88,8 +89,9 @@ Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h, const Opti
 std::vector<Tensor> swiglu_backward_quantize_packed(const Tensor& da, const Tensor& h,
                                                     const OptionalTensor& offs, int64_t spec) {
   constexpr const char* kOp = "swiglu_backward_quantize";
-  return with_op(
-      kOp, [&] { return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec)); });
+  return with_op(kOp, [&] {
+    return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec, kOp));
+  });
 }
 
 std::vector<Tensor> permute_quantize(const char* op, const Tensor& x, const Tensor& slot_of,
@@ -140,7 +142,7 @@ std::vector<Tensor> permute_quantize_packed(const Tensor& x, const Tensor& slot_
                                             const OptionalTensor& offs, int64_t spec) {
   constexpr const char* kOp = "permute_quantize";
   return with_op(kOp, [&] {
-    return permute_quantize(kOp, x, slot_of, top_k, offs, unpack<QuantizeSpec>(spec));
+    return permute_quantize(kOp, x, slot_of, top_k, offs, unpack<QuantizeSpec>(spec, kOp));
   });
 }
 

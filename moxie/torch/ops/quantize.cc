@@ -57,6 +57,8 @@ void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& s
 Results forms_results(const FormsArgs& args) {
   const auto& [op, x, offs, spec] = args;
   const bool by_row = spec.scaling == Scaling::kRow;
+  TORCH_CHECK_VALUE(spec.scaling != Scaling::kNone && (spec.rowwise || spec.colwise), op,
+                    ": a spec must scale rows or blocks, and ask for a form");
   const auto dtype = by_row ? at::kFloat : at::kFloat8_e8m0fnu;
   Results results;
   const auto add = [&](Form form, Block block, const char* qdata, const char* scale) {
@@ -76,6 +78,7 @@ Results forms_results(const FormsArgs& args) {
 
 QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
                        const std::vector<Tensor>& out) {
+  TORCH_CHECK_VALUE(spec.scaling == Scaling::kBlock, "quantize: fused quantizers scale blocks");
   QuantizeForms forms{.offs = offs_view(offs), .rule = spec.rule};
   auto next = out.begin();
   const auto operand = [&](Block block) {
@@ -121,33 +124,28 @@ using Text = std::string_view;
 using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-Two quantize_rowwise(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
-                     Text layout) {
-  return with_op(kRowwiseOp, [&] {
-    return two(quantize(kRowwiseOp, x, offs, parse_forms(kRowwiseOp, {block, {}, rule, layout})));
-  });
+// One form: rowwise or colwise.
+template <Form kForm>
+QuantizeSpec parse_form_of(Text block, Text rule, Text layout) {
+  if constexpr (kForm == Form::kRowwise) return parse_forms(kRowwiseOp, {block, {}, rule, layout});
+  return parse_forms(kColwiseOp, {{}, block, rule, layout});
+}
+template <Form kForm>
+constexpr const char* kOneFormOp = kForm == Form::kRowwise ? kRowwiseOp : kColwiseOp;
+
+template <Form kForm>
+Two quantize_one(const Tensor& x, const OptionalTensor& offs, Text block, Text rule, Text layout) {
+  constexpr const char* kOp = kOneFormOp<kForm>;
+  return with_op(
+      kOp, [&] { return two(quantize(kOp, x, offs, parse_form_of<kForm>(block, rule, layout))); });
 }
 
-void quantize_rowwise_out(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
-                          Text layout, const Tensor& qdata, const Tensor& scale) {
-  with_op(kRowwiseOp, [&] {
-    quantize_into(kRowwiseOp, x, offs, parse_forms(kRowwiseOp, {block, {}, rule, layout}),
-                  {qdata, scale});
-  });
-}
-
-Two quantize_colwise(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
-                     Text layout) {
-  return with_op(kColwiseOp, [&] {
-    return two(quantize(kColwiseOp, x, offs, parse_forms(kColwiseOp, {{}, block, rule, layout})));
-  });
-}
-
-void quantize_colwise_out(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
-                          Text layout, const Tensor& qdata_t, const Tensor& scale_t) {
-  with_op(kColwiseOp, [&] {
-    quantize_into(kColwiseOp, x, offs, parse_forms(kColwiseOp, {{}, block, rule, layout}),
-                  {qdata_t, scale_t});
+template <Form kForm>
+void quantize_one_out(const Tensor& x, const OptionalTensor& offs, Text block, Text rule,
+                      Text layout, const Tensor& qdata, const Tensor& scale) {
+  constexpr const char* kOp = kOneFormOp<kForm>;
+  with_op(kOp, [&] {
+    quantize_into(kOp, x, offs, parse_form_of<kForm>(block, rule, layout), {qdata, scale});
   });
 }
 
@@ -167,40 +165,40 @@ void quantize_both_out(const Tensor& x, const OptionalTensor& offs, Text rowwise
   });
 }
 
-Two quantize_per_row(const Tensor& x, const OptionalTensor& offs) {
-  return with_op(kPerRowOp, [&] { return two(quantize(kPerRowOp, x, offs, kPerRow)); });
+template <Form kForm>
+constexpr const char* kRowScaleOp = kForm == Form::kRowwise ? kPerRowOp : kPerColOp;
+template <Form kForm>
+constexpr QuantizeSpec kRowScaleSpec = kForm == Form::kRowwise ? kPerRow : kPerCol;
+
+template <Form kForm>
+Two quantize_row_scaled(const Tensor& x, const OptionalTensor& offs) {
+  constexpr const char* kOp = kRowScaleOp<kForm>;
+  return with_op(kOp, [&] { return two(quantize(kOp, x, offs, kRowScaleSpec<kForm>)); });
 }
 
-void quantize_per_row_out(const Tensor& x, const OptionalTensor& offs, const Tensor& qdata,
-                          const Tensor& scale) {
-  with_op(kPerRowOp, [&] { quantize_into(kPerRowOp, x, offs, kPerRow, {qdata, scale}); });
-}
-
-Two quantize_per_col(const Tensor& x, const OptionalTensor& offs) {
-  return with_op(kPerColOp, [&] { return two(quantize(kPerColOp, x, offs, kPerCol)); });
-}
-
-void quantize_per_col_out(const Tensor& x, const OptionalTensor& offs, const Tensor& qdata_t,
-                          const Tensor& scale_t) {
-  with_op(kPerColOp, [&] { quantize_into(kPerColOp, x, offs, kPerCol, {qdata_t, scale_t}); });
+template <Form kForm>
+void quantize_row_scaled_out(const Tensor& x, const OptionalTensor& offs, const Tensor& qdata,
+                             const Tensor& scale) {
+  constexpr const char* kOp = kRowScaleOp<kForm>;
+  with_op(kOp, [&] { quantize_into(kOp, x, offs, kRowScaleSpec<kForm>, {qdata, scale}); });
 }
 
 std::vector<Tensor> quantize_packed(const Tensor& x, const OptionalTensor& offs, int64_t spec) {
-  return with_op("quantize",
-                 [&] { return quantize("quantize", x, offs, unpack<QuantizeSpec>(spec)); });
+  constexpr const char* kOp = "quantize";
+  return with_op(kOp, [&] { return quantize(kOp, x, offs, unpack<QuantizeSpec>(spec, kOp)); });
 }
 
 void register_ops(torch::Library& m) {
-  m.impl("quantize_rowwise", TORCH_FN(quantize_rowwise));
-  m.impl("quantize_rowwise.out", TORCH_FN(quantize_rowwise_out));
-  m.impl("quantize_colwise", TORCH_FN(quantize_colwise));
-  m.impl("quantize_colwise.out", TORCH_FN(quantize_colwise_out));
+  m.impl("quantize_rowwise", TORCH_FN(quantize_one<Form::kRowwise>));
+  m.impl("quantize_rowwise.out", TORCH_FN(quantize_one_out<Form::kRowwise>));
+  m.impl("quantize_colwise", TORCH_FN(quantize_one<Form::kColwise>));
+  m.impl("quantize_colwise.out", TORCH_FN(quantize_one_out<Form::kColwise>));
   m.impl("quantize_both", TORCH_FN(quantize_both));
   m.impl("quantize_both.out", TORCH_FN(quantize_both_out));
-  m.impl("quantize_per_row", TORCH_FN(quantize_per_row));
-  m.impl("quantize_per_row.out", TORCH_FN(quantize_per_row_out));
-  m.impl("quantize_per_col", TORCH_FN(quantize_per_col));
-  m.impl("quantize_per_col.out", TORCH_FN(quantize_per_col_out));
+  m.impl("quantize_per_row", TORCH_FN(quantize_row_scaled<Form::kRowwise>));
+  m.impl("quantize_per_row.out", TORCH_FN(quantize_row_scaled_out<Form::kRowwise>));
+  m.impl("quantize_per_col", TORCH_FN(quantize_row_scaled<Form::kColwise>));
+  m.impl("quantize_per_col.out", TORCH_FN(quantize_row_scaled_out<Form::kColwise>));
   m.impl("_quantize", TORCH_FN(quantize_packed));
 }
 

@@ -27,6 +27,36 @@ struct QuantizeSpec {
   }
 };
 
+// How requantize reads the rowwise form and writes the colwise one.
+struct RequantizeSpec {
+  Block block;              // of the rowwise form that is read
+  ScaleLayout from_layout;  // of its scales
+  Block colwise;            // of the result
+  ScaleRule rule;
+  ScaleLayout layout;  // of the result
+
+  template <class Self, class F>
+  static void fields(Self& self, F&& f) {
+    f(self.block);
+    f(self.from_layout, 2);
+    f(self.colwise);
+    f(self.rule, 2);
+    f(self.layout, 2);
+  }
+};
+
+// The scales of tokens that came quantized.
+struct TokenScaleSpec {
+  Block block;         // 1x32 or 1x128, of the scales that are read
+  ScaleLayout layout;  // plain, or swizzled where they are put in that order
+
+  template <class Self, class F>
+  static void fields(Self& self, F&& f) {
+    f(self.block);
+    f(self.layout, 2);
+  }
+};
+
 // What is quantized, with the names that messages use.
 struct FormsArgs {
   const char* op;

@@ -2,8 +2,8 @@
 
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
+#include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/ops/requantize.h"
 
 namespace moxie::ops {
 namespace {
@@ -82,7 +82,9 @@ std::tuple<Tensor, Tensor> requantize(const Tensor& qdata, const Tensor& scale,
 
 std::vector<Tensor> requantize_packed(const Tensor& qdata, const Tensor& scale,
                                       const OptionalTensor& offs, int64_t packed) {
-  return with_op(kOp, [&] { return call({qdata, scale, offs, unpack<RequantizeSpec>(packed)}); });
+  return with_op(kOp, [&] {
+    return call({qdata, scale, offs, unpack<RequantizeSpec>(packed, kOp)});
+  });
 }
 
 void requantize_out(const Tensor& qdata, const Tensor& scale, const OptionalTensor& offs,

@@ -2,8 +2,8 @@
 
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
+#include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/ops/token_scale.h"
 
 namespace moxie::ops {
 namespace {
@@ -126,7 +126,7 @@ Tensor token_scale(const Tensor& scale, const OptionalTensor& offs, c10::SymInt 
                    c10::SymInt cols, int64_t packed) {
   constexpr const char* kOp = "token_scale";
   return with_op(kOp, [&] {
-    const auto spec = unpack<TokenScaleSpec>(packed);
+    const auto spec = unpack<TokenScaleSpec>(packed, kOp);
     const Tensor per_32 = spec.block == Block{1, kMxBlock}
                               ? scale
                               : replicate(kOp, scale, rows, cols, spec.block, Form::kRowwise);

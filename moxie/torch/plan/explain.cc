@@ -1,6 +1,9 @@
 #include "moxie/torch/plan/explain.h"
 
+#include <limits>
+
 #include "moxie/core/base/check.h"
+#include "moxie/core/layout/check.h"
 #include "moxie/core/layout/shape.h"
 
 namespace moxie::ops {
@@ -38,7 +41,7 @@ int64_t x_bytes(const Plan& plan, const ExplainArgs& args) {
 
 int64_t w_bytes(const Plan& plan, const ExplainArgs& args) {
   if (!plan.keeps_w_t) return 0;
-  const Shape w{args.groups, args.n, args.k};
+  const Shape w{args.groups.value_or(1), args.n, args.k};
   if (plan.recipe.quantizes())
     return bytes_of(plan.recipe, w, {}, form_of_b(plan.recipe, Pass::kDgrad), plan.layout);
   const bool as_it_is = plan.recipe.keeps_dtype || args.w == at::kBFloat16;
@@ -76,19 +79,35 @@ ExplainedPass explained(const Plan& plan, Pass pass, const PlanArgs& problem,
           .reason = reason(problem, plan.why(pass))};
 }
 
+// What a call with these tensors would refuse.
+void check(const ExplainArgs& args, const Recipe& recipe) {
+  constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
+  for (const auto& [name, size] :
+       {std::pair{"n", args.n}, std::pair{"k", args.k}, std::pair{"rows", args.rows}})
+    MOXIE_CHECK(size >= 0 && size <= kMostSize, kOp, ": ", name, " must be 0 to 2^31 - 1, got ",
+                size);
+  const int64_t groups = args.groups.value_or(1);
+  MOXIE_CHECK(groups >= 1 && groups <= kMaxGroups, kOp, ": groups must be 1 to ", kMaxGroups,
+              ", got ", groups);
+  MOXIE_CHECK(args.device.is_cpu() || args.device.is_cuda(), kOp,
+              ": device must be a CPU or a GPU of CUDA, got ", args.device.str());
+  for (const auto& [name, dtype] : {std::pair{"dtype", args.x}, std::pair{"weight_dtype", args.w}})
+    MOXIE_CHECK(recipe.keeps_dtype || dtype == at::kBFloat16 || dtype == at::kFloat, kOp, ": ",
+                name, " must be bfloat16 or float32, got ", c10::toString(dtype));
+}
+
 }  // namespace
 
 Explanation explain(const ExplainArgs& args) {
   const Recipe recipe = parse_recipe(args.recipe, kOp);
-  for (const auto& [name, size] : {std::pair{"n", args.n}, std::pair{"k", args.k},
-                                   std::pair{"rows", args.rows}, std::pair{"groups", args.groups}})
-    MOXIE_CHECK(size >= 0, kOp, ": ", name, " must not be negative, got ", size);
+  check(args, recipe);
   const PlanArgs problem{.recipe = recipe,
                          .device = args.device,
                          .rows = args.rows,
-                         .groups = args.groups,
+                         .groups = args.groups.value_or(1),
                          .n = args.n,
                          .k = args.k,
+                         .has_offs = args.groups.has_value(),
                          .x = args.x,
                          .y = recipe.out.value_or(args.x),
                          .dx = args.x,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <string_view>
@@ -17,7 +18,8 @@ struct ExplainArgs {
   std::string_view recipe = "mxfp8_rceil_128";
   int64_t n = 0, k = 0;
   c10::Device device = c10::kCPU;
-  int64_t rows = 0, groups = 1;
+  int64_t rows = 0;
+  std::optional<int64_t> groups = std::nullopt;  // the length of offs; absent: one group, no offs
   at::ScalarType x = at::kBFloat16, w = at::kBFloat16;
   bool needs_dx = true, needs_dw = true, main_grad = false;
 };

@@ -38,8 +38,6 @@ bool are_multiples(const PlanArgs& args, int64_t of) {
   return n > 0 && k > 0 && n % of == 0 && k % of == 0;
 }
 
-// ---- products in high precision ----------------------------------------------------------------
-
 constexpr int64_t kMostTorchGroups = 1023;  // of torch's grouped kernels
 
 at::ScalarType result_of(const PlanArgs& args, Pass pass) {
@@ -66,8 +64,6 @@ Kernel high_precision_kernel(const PlanArgs& args, Pass pass) {
                      is_less(args.groups, kMostTorchGroups + 1);
   return taken ? Kernel::kTorchGrouped : Kernel::kProduct;
 }
-
-// ---- FP8 kernels -------------------------------------------------------------------------------
 
 struct Choice {
   Kernel kernel;
@@ -133,8 +129,6 @@ Choice choose(const PlanArgs& args, Pass pass) {
   return choice;
 }
 
-// ---- layouts -----------------------------------------------------------------------------------
-
 // Whether every block of the recipe is this long along its contraction.
 bool has_blocks_of(int length, const Recipe& recipe) {
   return recipe.scaling == Scaling::kBlock && recipe.activations.cols == length &&
@@ -162,8 +156,6 @@ KeptX kept_of(const PlanArgs& args) {
   if (args.quantized_x) return KeptX::kQuantizedX;
   return args.recipe.quantizes_wgrad() ? KeptX::kColwise : KeptX::kHighPrecision;
 }
-
-// ---- a recipe that is slower than bf16 ---------------------------------------------------------
 
 void warn_once_if_slower(const PlanArgs& args, Why why) {
   const bool slower = why == Why::kScalePer32 || why == Why::kRowsOnHopper ||

@@ -26,6 +26,8 @@ enum class Kernel : uint8_t {
   kSm90Rows,      // torch._scaled_grouped_mm with a scale per row: Hopper
   kSm100,         // torch._scaled_grouped_mm with block scales: Blackwell
 };
+template <>
+inline constexpr uint64_t kNumValues<Kernel> = 7;
 constexpr bool multiplies_fp8(Kernel kernel) { return kernel >= Kernel::kSm90; }
 const char* name(Kernel kernel);
 
@@ -76,7 +78,7 @@ struct Plan {
   ScaleLayout w_layout = ScaleLayout::kPlain;
   KeptX kept_x = KeptX::kNothing;
   bool keeps_w_t = false;
-  std::optional<Block> quantized_x;
+  std::optional<Block> quantized_x = std::nullopt;
   bool fuses = false;  // x is of a kind that quantizers fused with swiglu and permute take
 
   Kernel kernel(Pass pass) const { return kernels[static_cast<size_t>(pass)]; }
@@ -161,7 +163,7 @@ std::string reason(const PlanArgs& args, Why why);
 int64_t plans_made();
 
 // For tests: kernels and layouts are chosen as if every device, or every GPU, were of this kind:
-// sm90, sm100, or other (a GPU without FP8 kernels); an empty name ends that.
+// sm90, sm100, or other (a GPU without FP8 kernels: its layouts); an empty name ends that.
 enum class PretendOn : uint8_t { kEveryDevice, kGpus };
 void pretend_gpu(std::string_view kind, PretendOn on = PretendOn::kEveryDevice);
 

@@ -13,8 +13,9 @@ std::string recipe_text(std::string_view text) {
 
 // [kernel, a, b, reason] of each pass; [bytes kept of x, bytes kept of w].
 std::tuple<std::vector<std::string>, std::vector<int64_t>> explain_op(
-    std::string_view recipe, int64_t n, int64_t k, c10::Device device, int64_t rows, int64_t groups,
-    at::ScalarType x, at::ScalarType w, bool needs_dx, bool needs_dw, bool main_grad) {
+    std::string_view recipe, int64_t n, int64_t k, c10::Device device, int64_t rows,
+    std::optional<int64_t> groups, at::ScalarType x, at::ScalarType w, bool needs_dx, bool needs_dw,
+    bool main_grad) {
   return with_op("explain", [&] {
     const Explanation told = explain({.recipe = recipe,
                                       .n = n,
