@@ -145,7 +145,7 @@ TEST(ReadOutput, KillsWhatTheChildStarted) {
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const std::string lines = "(exec 3<>'" + pipe + "'; sleep 1000) & wait";
   EXPECT_EQ(read_output("sh", {"-c", lines}, 300ms).end, Output::End::kTimedOut);
-  // While somebody has the pipe open for reading, it can be opened for writing.
+  // A pipe can be opened for writing only while it is open for reading.
   const auto deadline = std::chrono::steady_clock::now() + kLong;
   for (int fd; (fd = ::open(pipe.c_str(), O_WRONLY | O_NONBLOCK)) >= 0; ::close(fd))
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "it lives on";

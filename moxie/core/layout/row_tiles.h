@@ -37,9 +37,9 @@ constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t
   return panels.count * tiles_of(panels.rows, alignment);
 }
 
-// How many of those are somebody's, if no group is empty and they end anywhere: half a tile of each
-// is for nothing; cut in the buffer, padding is half a block, and where a group does not begin with
-// a tile one has a part of two.
+// Expected tiles that hold rows of a group, if no group is empty: a group wastes half a tile on
+// average. Cut in the buffer, the padding of a group is half a block, and a group that does not
+// begin with a tile has a part of two.
 constexpr int64_t likely_row_tiles(const Panels& panels, int64_t alignment,
                                    Cut cut = Cut::kAtPanels) {
   if (!panels.offs) return panels.count * tiles_of(panels.rows, alignment);
