@@ -2,14 +2,14 @@
 """Checks what a compiler does not: which layer includes which, and the limits every source keeps.
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
-                   base <- format <- sm90 <- layout <- simd <- the ops
+                   base <- format <- ptx, layout <- simd, tile <- the ops
     moxie/torch    includes core's contracts, not a folder's backends.h;
                    what runs below the dispatcher (ops, plan, gemm) does not call ops through it
     both           no room includes, in however many steps, a room that includes it: a room is a
                    folder, or a header and source of one name
-    moxie/cli      the same, and nothing of simd or sm90
+    moxie/cli      the same, and nothing of simd, ptx or tile
     python         holds no C++
-Everywhere: includes from the repository's root, asm only in moxie/core/sm90, no std::regex, ASCII,
+Everywhere: includes from the repository's root, asm only in moxie/core/ptx, no std::regex, ASCII,
 at most 600 lines.
 """
 
@@ -29,9 +29,10 @@ CUDA = re.compile(r"cuda|cooperative_groups|(cub|thrust|cutlass|cute|nv)/|cublas
 CORE_BELOW = {
     "base": set(),
     "format": {"base"},
-    "layout": {"base", "format", "sm90"},
+    "layout": {"base", "format"},
+    "ptx": {"base", "format"},
     "simd": {"base", "format", "layout"},
-    "sm90": {"base", "format"},
+    "tile": {"base", "format", "layout", "ptx"},
 }
 
 # The callers of ops through the dispatcher, and the rooms of moxie/torch that are below it.
@@ -92,7 +93,7 @@ def check_include(path: pathlib.PurePosixPath, quote: str, name: str, on_cpu: bo
             return "moxie/torch does not include moxie/cli"
         if path.parts[2] in BELOW_DISPATCHER and name in DISPATCHER:
             return f"moxie/torch/{path.parts[2]} is below the dispatcher and does not call through it"
-    inside = name.startswith(("moxie/core/simd/", "moxie/core/sm90/"))
+    inside = name.startswith(("moxie/core/simd/", "moxie/core/ptx/", "moxie/core/tile/"))
     if path.parts[:2] == ("moxie", "cli") and inside:
         return "moxie/cli includes core's contracts, not its insides"
     return None
@@ -117,15 +118,15 @@ def check(path: pathlib.PurePosixPath):
             yield number, f"{name}: {rule}"
     code = NOT_CODE.sub(lambda match: "\n" * match[0].count("\n"), text)
     for number, line in enumerate(code.splitlines(), 1):
-        in_sm90 = path.parts[:3] == ("moxie", "core", "sm90")
-        if re.search(r"\b(asm|__asm__|__asm)\b", line) and not in_sm90:
-            yield number, "asm lives in moxie/core/sm90"
+        in_ptx = path.parts[:3] == ("moxie", "core", "ptx")
+        if re.search(r"\b(asm|__asm__|__asm)\b", line) and not in_ptx:
+            yield number, "asm lives in moxie/core/ptx"
         if re.search(r"std::w?regex|#\s*include\s*<regex>", line):
             yield number, "no std::regex"
 
 
 def room_of(name: str) -> str | None:
-    """moxie/core/gemm of moxie/core/gemm/tile.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
+    """moxie/core/gemm of moxie/core/gemm/kernel.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
     parts = name.split("/")
     if parts[:2] not in (["moxie", "core"], ["moxie", "torch"]) or len(parts) < 3:
         return None

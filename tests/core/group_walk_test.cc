@@ -4,7 +4,7 @@
 // After what nvcc provides.
 #include <gtest/gtest.h>
 
-#include "moxie/core/layout/group_search.cuh"
+#include "moxie/core/tile/group_search.cuh"
 #include "tests/support/any_offs.h"
 
 namespace moxie::testing {

@@ -3,9 +3,11 @@
 // each column of one is read as one piece.
 #include "moxie/core/base/device.h"
 #include "moxie/core/dequantize/backends.h"
-#include "moxie/core/layout/tile.cuh"
-#include "moxie/core/sm90/l2.cuh"
-#include "moxie/core/sm90/target.cuh"
+#include "moxie/core/ptx/l2.cuh"
+#include "moxie/core/ptx/target.cuh"
+#include "moxie/core/tile/group_search.cuh"
+#include "moxie/core/tile/raster.cuh"
+#include "moxie/core/tile/store.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -201,7 +203,7 @@ struct ColwiseRun {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint2 piece = s.tile[mine].piece(j + k);
-        decode4(piece.x, x[k]), decode4(piece.y, x[k] + 4);
+        ptx::decode4(piece.x, x[k]), ptx::decode4(piece.y, x[k] + 4);
         const float scale = factor_of(codes[j + k].code);
 #pragma unroll
         for (int r = 0; r < kPatch; ++r) x[k][r] *= scale;
@@ -232,7 +234,7 @@ __device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t t
   if (threadIdx.x >= kTileCols || lines * p.qdata_stride == 0 || p.panels.weights) return;
   const int64_t line = min<int64_t>((kRowwise ? first : col) + threadIdx.x, lines - 1);
   const int64_t at = min<int64_t>(kRowwise ? col : first, p.qdata_stride - 1);
-  sm90::prefetch_l2(p.qdata + line * p.qdata_stride + at);
+  ptx::prefetch_l2(p.qdata + line * p.qdata_stride + at);
 }
 static_assert(kTileRows == kTileCols);
 
@@ -291,8 +293,8 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
 
 }  // namespace
 
-static_assert(sizeof(DequantizeStorage<Form::kRowwise>) <= sm90::kLeastShared &&
-              sizeof(DequantizeStorage<Form::kColwise>) <= sm90::kLeastShared);
+static_assert(sizeof(DequantizeStorage<Form::kRowwise>) <= ptx::kLeastShared &&
+              sizeof(DequantizeStorage<Form::kColwise>) <= ptx::kLeastShared);
 
 void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) {
   const bool rowwise = args.form == Form::kRowwise;

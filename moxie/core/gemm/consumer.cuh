@@ -29,7 +29,7 @@ class Consumer {
       if (now.rows > 0) {
         multiply(now, next.rows > 0, product, sums);
       } else {
-        clear_registers(sums);
+        ptx::clear_registers(sums);
         stages_.skip(now.steps);
         begin(next, product);
       }
@@ -67,7 +67,7 @@ class Consumer {
     int left = tile.steps;
     // With four scales of b the compiler would multiply in place, and wait for wgmma everywhere.
     if (Tile::kSpans > 1 || next_is_wild())
-      clear_registers(sums);
+      ptx::clear_registers(sums);
     else if (left >= kQuad)
       steps<kQuad, Promotion::kFirst>(left, next_live, product, sums);
     else

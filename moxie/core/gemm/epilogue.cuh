@@ -7,8 +7,8 @@
 
 #include "moxie/core/gemm/scales.cuh"
 #include "moxie/core/gemm/stages.cuh"
-#include "moxie/core/sm90/stmatrix.cuh"
-#include "moxie/core/sm90/tma.cuh"
+#include "moxie/core/ptx/stmatrix.cuh"
+#include "moxie/core/ptx/tma.cuh"
 
 namespace moxie::sm90 {
 
@@ -51,7 +51,7 @@ class Epilogue {
 
   // Before the CTA ends: its shared memory is read until then.
   __device__ void finish() const {
-    if (cuda::lane_index() == 0) bulk_wait_group_read<0>();
+    if (cuda::lane_index() == 0) ptx::bulk_wait_group_read<0>();
   }
 
  private:
@@ -81,7 +81,7 @@ class Epilogue {
     for (int half = 0; half < 2; ++half) {
       StoreBox& box = boxes_[half % Tile::kBoxes];
       // The store that had this box has been read; the one after it may still be.
-      if (lane == 0) bulk_wait_group_read<Tile::kBoxes - 1>();
+      if (lane == 0) ptx::bulk_wait_group_read<Tile::kBoxes - 1>();
       __syncwarp();
       // A matrix of 8 x 8 is 16 bytes of 8 rows; the swizzle moves it by the row.
 #pragma unroll
@@ -93,14 +93,14 @@ class Epilogue {
           const int at = 32 * half + 4 * j + 2 * i;
           pairs[i] = to_bf16_pair(sums[at], sums[at + 1]);
         }
-        stmatrix_x4(box.bytes + box_row * StoreBox::kBytes + place * 16, pairs);
+        ptx::stmatrix_x4(box.bytes + box_row * StoreBox::kBytes + place * 16, pairs);
       }
-      fence_proxy_async();
+      ptx::fence_proxy_async();
       __syncwarp();
       if (lane == 0) {
         const int byte = 2 * col + half * StoreBox::kBytes;
-        tma_store_2d(&p_.out_map, box.bytes, byte, row);
-        bulk_commit_group();
+        ptx::tma_store_2d(&p_.out_map, box.bytes, byte, row);
+        ptx::bulk_commit_group();
       }
     }
   }

@@ -10,8 +10,8 @@
 #include "moxie/core/gemm/epilogue.cuh"
 #include "moxie/core/gemm/producer.cuh"
 #include "moxie/core/gemm/row_schedule.cuh"
-#include "moxie/core/sm90/cluster.cuh"
-#include "moxie/core/sm90/tensor_map.cuh"
+#include "moxie/core/ptx/cluster.cuh"
+#include "moxie/core/ptx/tensor_map.cuh"
 
 namespace moxie::sm90 {
 
@@ -24,10 +24,10 @@ __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_
   for (bool more = true; more; at.advance()) {
     const Work work = schedule.next();
     more = work.valid;
-    mbarrier_sleep(&shared.work_empty[at.slot], at.phase ^ 1);
+    ptx::mbarrier_sleep(&shared.work_empty[at.slot], at.phase ^ 1);
     if (cuda::lane_index() == 0) {
       shared.work[at.slot] = work;
-      mbarrier_arrive(&shared.work_full[at.slot]);
+      ptx::mbarrier_arrive(&shared.work_full[at.slot]);
     }
     __syncwarp();
   }
@@ -42,49 +42,49 @@ __global__ __launch_bounds__(Tile::kThreads,
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
   const int warp = uniform(cuda::warp_index());
-  const int cta_in_pair = static_cast<int>(cluster_cta_rank());
+  const int cta_in_pair = static_cast<int>(ptx::cluster_cta_rank());
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
-      mbarrier_init(&shared.full[i], 1 + Tile::kScalers);
-      mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
+      ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScalers);
+      ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
     }
     for (int i = 0; i < Shared::kWorks; ++i) {
-      mbarrier_init(&shared.work_full[i], 1);
-      mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScalers);
+      ptx::mbarrier_init(&shared.work_full[i], 1);
+      ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScalers);
     }
-    fence_mbarrier_init();
-    prefetch_tensormap(&p.a);
-    prefetch_tensormap(&p.b);
-    if (sizeof(Out) == 2) prefetch_tensormap(&p.out_map);
+    ptx::fence_mbarrier_init();
+    ptx::prefetch_tensormap(&p.a);
+    ptx::prefetch_tensormap(&p.b);
+    if (sizeof(Out) == 2) ptx::prefetch_tensormap(&p.out_map);
   }
   __syncthreads();
-  cluster_sync();
+  ptx::cluster_sync();
 
   if (warp >= kConsumerWarps) {
-    setmaxnreg_dec<Tile::kOtherRegisters>();
+    ptx::setmaxnreg_dec<Tile::kOtherRegisters>();
     if (warp == kConsumerWarps) {
-      if (elect_one()) produce<MyEpilogue::kFold>(p, shared, cta_in_pair);
+      if (ptx::elect_one()) produce<MyEpilogue::kFold>(p, shared, cta_in_pair);
     } else if (warp == kConsumerWarps + 1) {
       schedule<Tile>(p, shared, cta_in_pair);
     } else {
       Scaler<Tile>(p, shared, warp - kConsumerWarps - 2).run();
     }
   } else {
-    setmaxnreg_inc<Tile::kRegisters>();
+    ptx::setmaxnreg_inc<Tile::kRegisters>();
     const MyEpilogue epilogue(p, shared);
     Consumer<Tile> consumer(p, shared);
     consumer.run([&](const Work& work, Product& sums) { epilogue.store(work, sums); });
     epilogue.finish();
   }
-  cluster_sync();  // a CTA that ended could no longer be told that a stage is free
+  ptx::cluster_sync();  // a CTA that ended could no longer be told that a stage is free
 }
 
 // a [outer, k]: rows of 128 along k, as many as one CTA of the pair loads.
 inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
-  return make_tensor_map<2>({.data = data,
-                             .size = {uint64_t(k), uint64_t(outer)},
-                             .stride = {uint64_t(k)},
-                             .box = {kTileK, uint32_t(rows)}});
+  return ptx::make_tensor_map<2>({.data = data,
+                                  .size = {uint64_t(k), uint64_t(outer)},
+                                  .stride = {uint64_t(k)},
+                                  .box = {kTileK, uint32_t(rows)}});
 }
 
 // b [outer, k], its rows loaded in another order. Of each fold = 4 * run rows, wgmma gives lane q
@@ -93,20 +93,20 @@ inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
 inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out) {
   const auto row = static_cast<uint64_t>(k);
   const uint32_t run = out == Format::kBf16 ? 2 : 4, fold = 4 * run;
-  return make_tensor_map<5>({.data = data,
-                             .size = {row, 2, 4, fold / 8, uint64_t(outer) / fold},
-                             .stride = {row, row * run, row * 2, row * fold},
-                             .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
+  return ptx::make_tensor_map<5>({.data = data,
+                                  .size = {row, 2, 4, fold / 8, uint64_t(outer) / fold},
+                                  .stride = {row, row * run, row * 2, row * fold},
+                                  .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
 }
 
 // out [rows, n] in bf16, in bytes: a StoreBox.
 inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
   if (out.format != Format::kBf16) return {};
   const auto row = static_cast<uint64_t>(2 * n);
-  return make_tensor_map<2>({.data = out.data,
-                             .size = {row, uint64_t(rows)},
-                             .stride = {row},
-                             .box = {StoreBox::kBytes, StoreBox::kRows}});
+  return ptx::make_tensor_map<2>({.data = out.data,
+                                  .size = {row, uint64_t(rows)},
+                                  .stride = {row},
+                                  .box = {StoreBox::kBytes, StoreBox::kRows}});
 }
 
 // Pairs of CTAs that run at a time on the current device.

@@ -3,7 +3,7 @@
 
 #include "moxie/core/gemm/pace.cuh"
 #include "moxie/core/gemm/schedule.cuh"
-#include "moxie/core/sm90/tma.cuh"
+#include "moxie/core/ptx/tma.cuh"
 
 namespace moxie::sm90 {
 
@@ -28,11 +28,11 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
       uint64_t* full = &shared.full[at.slot];
       const int k = (work.k_begin + step) * kTileK;
       if (paces) pace.step();
-      mbarrier_sleep(&shared.empty[at.slot], at.phase ^ 1);
-      mbarrier_arrive_expect_tx(full, kBytes);
-      tma_load_2d_multicast(&p.a, full, stage.a + cta_in_pair * kHalf * kTileK, k,
-                            work.row + cta_in_pair * kHalf, kBoth);
-      tma_load_5d(&p.b, full, stage.b, k, b_at);
+      ptx::mbarrier_sleep(&shared.empty[at.slot], at.phase ^ 1);
+      ptx::mbarrier_arrive_expect_tx(full, kBytes);
+      ptx::tma_load_2d_multicast(&p.a, full, stage.a + cta_in_pair * kHalf * kTileK, k,
+                                 work.row + cta_in_pair * kHalf, kBoth);
+      ptx::tma_load_5d(&p.b, full, stage.b, k, b_at);
     }
     queue.release(queued);
   }

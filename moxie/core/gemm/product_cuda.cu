@@ -3,7 +3,7 @@
 
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/gemm/backends.h"
-#include "moxie/core/layout/group_search.cuh"
+#include "moxie/core/tile/group_search.cuh"
 
 namespace moxie::cuda {
 namespace {

@@ -138,7 +138,7 @@ class Scaler {
 #pragma unroll 1
     for (uint32_t step = 0; step < count; ++step, at_.advance()) {
       auto& to = shared_.scales[at_.slot];
-      mbarrier_sleep(&shared_.empty[at_.slot], at_.phase ^ 1);
+      ptx::mbarrier_sleep(&shared_.empty[at_.slot], at_.phase ^ 1);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
         // Bytes 0 and 2 of what it selects: the exponents of both rows.
@@ -152,7 +152,7 @@ class Scaler {
           to.spans[lane] = __byte_perm(b_exponents_, 0, 0x4440 + step) << 23;
       if (lane == 0) to.wild[which_] = wild_;
       __syncwarp();
-      if (lane == 0) mbarrier_arrive(&shared_.full[at_.slot]);
+      if (lane == 0) ptx::mbarrier_arrive(&shared_.full[at_.slot]);
     }
   }
 

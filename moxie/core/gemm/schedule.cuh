@@ -4,7 +4,7 @@
 
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/gemm/tile.cuh"
-#include "moxie/core/sm90/mbarrier.cuh"
+#include "moxie/core/ptx/mbarrier.cuh"
 
 namespace moxie::sm90 {
 
@@ -34,13 +34,13 @@ class WorkQueue {
 
   // The work after the one that was asked for last. It stays where it is until it is released.
   __device__ const Work& next() {
-    mbarrier_sleep(&shared_.work_full[at_.slot], at_.phase);
+    ptx::mbarrier_sleep(&shared_.work_full[at_.slot], at_.phase);
     const Work& work = shared_.work[at_.slot];
     at_.advance();
     return work;
   }
   __device__ void release(const Work& work) {
-    mbarrier_arrive(&shared_.work_empty[&work - shared_.work]);
+    ptx::mbarrier_arrive(&shared_.work_empty[&work - shared_.work]);
   }
 
  private:

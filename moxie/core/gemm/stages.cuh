@@ -3,7 +3,7 @@
 #pragma once
 
 #include "moxie/core/gemm/schedule.cuh"
-#include "moxie/core/sm90/wgmma.cuh"
+#include "moxie/core/ptx/wgmma.cuh"
 
 namespace moxie::sm90 {
 
@@ -11,7 +11,7 @@ namespace moxie::sm90 {
 // and columns.
 using Product = float[64];
 
-// Of one stage, as wgmma_operand has them.
+// Of one stage, as wgmma_descriptor_low has them.
 struct Operands {
   uint32_t a, b;
 };
@@ -23,21 +23,21 @@ class Stages {
   __device__ explicit Stages(GemmShared<Tile>& shared)
       : shared_(shared), warpgroup_(uniform(cuda::warp_index() / 4)) {
     auto& stage = shared.stage[0];
-    first_ = {
-        static_cast<uint32_t>(uniform(wgmma_operand(stage.a + warpgroup_ * kWgmmaM * kTileK))),
-        static_cast<uint32_t>(uniform(wgmma_operand(stage.b)))};
-    first_empty_ = cluster_address(&shared.empty[0], cuda::lane_index() % kCluster);
+    first_ = {static_cast<uint32_t>(
+                  uniform(ptx::wgmma_descriptor_low(stage.a + warpgroup_ * kWgmmaM * kTileK))),
+              static_cast<uint32_t>(uniform(ptx::wgmma_descriptor_low(stage.b)))};
+    first_empty_ = ptx::cluster_address(&shared.empty[0], cuda::lane_index() % kCluster);
   }
 
   __device__ __forceinline__ int slot() const { return at_.slot; }
   __device__ __forceinline__ void advance() { at_.advance(); }
-  __device__ __forceinline__ void wait() { mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
+  __device__ __forceinline__ void wait() { ptx::mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
   // A stage is free once every warp of both CTAs has said so: a was loaded by both. Two lanes speak
   // for all, whose reads of the stage's scales come first.
   __device__ __forceinline__ void release(int slot) {
     __syncwarp();
     if (cuda::lane_index() < kCluster)
-      mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
+      ptx::mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
   }
   // Of a tile in which this warpgroup has no rows.
   __device__ __forceinline__ void skip(int steps) {
@@ -52,7 +52,7 @@ class Stages {
     return uniform(work.rows - warpgroup_ * kWgmmaM);
   }
   __device__ __forceinline__ Operands operands() const {
-    constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / kOperandUnit;
+    constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / ptx::kDescriptorUnit;
     return {first_.a + at_.slot * kStage, first_.b + at_.slot * kStage};
   }
 
@@ -65,18 +65,18 @@ class Stages {
 };
 
 __device__ __forceinline__ void issue(const Operands& of, Product& product) {
-  constexpr int kNextK = kWgmmaK / kOperandUnit;
-  keep_in_registers(product);
-  wgmma_fence();
+  constexpr int kNextK = kWgmmaK / ptx::kDescriptorUnit;
+  ptx::keep_in_registers(product);
+  ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < kTileK / kWgmmaK; ++k)
-    wgmma_m64n128k32(product, of.a + k * kNextK, of.b + k * kNextK, k != 0);
-  wgmma_commit_group();
+    ptx::wgmma_m64n128k32(product, of.a + k * kNextK, of.b + k * kNextK, k != 0);
+  ptx::wgmma_commit_group();
 }
 
 __device__ __forceinline__ void finish(Product& product) {
-  wgmma_wait_group<0>();
-  keep_in_registers(product);
+  ptx::wgmma_wait_group<0>();
+  ptx::keep_in_registers(product);
 }
 
 enum class Promotion { kFirst, kAdd };  // sums are what is promoted; or it is added

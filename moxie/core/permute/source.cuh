@@ -1,7 +1,7 @@
 // Patches of permuted rows: a source for the quantizer.
 #pragma once
 
-#include "moxie/core/layout/source.cuh"
+#include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 

@@ -2,7 +2,8 @@
 #pragma once
 
 #include "moxie/core/layout/check.h"
-#include "moxie/core/layout/tile.cuh"
+#include "moxie/core/tile/store.cuh"
+#include "moxie/core/tile/zero.cuh"
 
 namespace moxie::cuda {
 
@@ -94,7 +95,7 @@ struct TileScales {
       if (form.layout == ScaleLayout::kPlain) {
         store_codes(to, codes, form.k_shift == kMxShift ? inside : 1);
       } else {
-        sm90::store_kept(to, static_cast<uint8_t>(codes));  // a quarter of a quad
+        ptx::store_kept(to, static_cast<uint8_t>(codes));  // a quarter of a quad
         const int64_t block = place.first_block + (k >> form.k_shift);
         if (block + 1 == place.num_blocks)
           for (int i = 1; i < kQuad - block % kQuad; ++i) to[i] = {};
@@ -124,7 +125,7 @@ __device__ inline void store_column_scales(const TileScales<Form::kColwise>& sca
     for (int i = 0; i < kTileCols; i += kLines) {
       const int at = line + i;
       if (at < out.outer && block * kMxBlock < out.k && scales.begins_block(at))
-        sm90::store_kept(to, code[block][at]);  // an eighth of a sector
+        ptx::store_kept(to, code[block][at]);  // an eighth of a sector
       to += (kLines >> form.outer_shift) * scales.place.scale_stride;
     }
   } else if (threadIdx.x < kTileCols) {

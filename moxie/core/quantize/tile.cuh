@@ -7,9 +7,11 @@
 
 #include <type_traits>
 
+#include "moxie/core/ptx/target.cuh"
 #include "moxie/core/quantize/form.cuh"
 #include "moxie/core/quantize/quantize.h"
-#include "moxie/core/sm90/target.cuh"
+#include "moxie/core/tile/group_search.cuh"
+#include "moxie/core/tile/raster.cuh"
 
 namespace moxie::cuda {
 
@@ -84,7 +86,7 @@ __device__ void quantize_rows(Storage& s, const TileOperand& out, const Patch<El
   for (int i = 0; i < kPatch; ++i, to += out.stride) {
     float x[kPatch];
     patch.by_row(i, scales, x);
-    store_piece<kAligned>(to, uint2{encode4(x), encode4(x + 4)},
+    store_piece<kAligned>(to, uint2{ptx::encode4(x), ptx::encode4(x + 4)},
                           row + i < out.outer ? out.k - col : 0);
   }
   const uint32_t two = (lane % 4 < 2 ? scales.code[0] : scales.code[1]) >> lane % 2 * 16;
@@ -255,7 +257,7 @@ inline constexpr bool kIsLarge = requires {
 };
 template <class Source>
 bool fits_here(std::string_view op) {
-  return sizeof(QuantizeStorage<Source, true>) <= static_cast<size_t>(sm90::shared_here(op));
+  return sizeof(QuantizeStorage<Source, true>) <= static_cast<size_t>(ptx::shared_here(op));
 }
 
 template <class Source>
@@ -275,7 +277,7 @@ void launch_quantize(std::string_view op, const QuantizeForms& forms, const Pane
                                       .raster = raster};
   const auto start = [&]<bool kRowwise, bool kColwise>() {
     constexpr int kShared = sizeof(QuantizeStorage<Source, kColwise>);
-    static_assert(kShared <= sm90::kLeastShared || kIsLarge<Source>);
+    static_assert(kShared <= ptx::kLeastShared || kIsLarge<Source>);
     launch({.op = op, .stream = stream, .work = params.raster.work(), .shared_bytes = kShared},
            quantize_kernel<Source, kRowwise, kColwise>, params);
   };

@@ -6,12 +6,12 @@
 #include <limits>
 
 #include "moxie/core/base/device.h"
+#include "moxie/core/ptx/l2.cuh"
+#include "moxie/core/ptx/target.cuh"
+#include "moxie/core/ptx/tensor_map.cuh"
+#include "moxie/core/ptx/tma.cuh"
 #include "moxie/core/requantize/backends.h"
 #include "moxie/core/requantize/tile.cuh"
-#include "moxie/core/sm90/l2.cuh"
-#include "moxie/core/sm90/target.cuh"
-#include "moxie/core/sm90/tensor_map.cuh"
-#include "moxie/core/sm90/tma.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -68,8 +68,8 @@ static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
     // Half of a line: the other half is that of the tile below or above.
-    sm90::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0, sm90::keep_in_l2());
-    sm90::bulk_commit_group();
+    ptx::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0, ptx::keep_in_l2());
+    ptx::bulk_commit_group();
     return;
   }
   const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
@@ -83,10 +83,10 @@ static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 [[maybe_unused]] __device__ void load_tile(const RequantizeParams& p, RequantizeStorage& s,
                                            const RowTile& at, int64_t col, int index) {
   uint64_t* arrived = &s.arrived[index % kStages];
-  sm90::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
-  sm90::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
-                    static_cast<int32_t>(col) + index * kTileCols,
-                    static_cast<int32_t>(at.panel.begin + at.row), sm90::keep_in_l2());
+  ptx::mbarrier_arrive_expect_tx(arrived, sizeof(RowStage));
+  ptx::tma_load_2d(&p.qdata, arrived, &s.stage[index % kStages],
+                   static_cast<int32_t>(col) + index * kTileCols,
+                   static_cast<int32_t>(at.panel.begin + at.row), ptx::keep_in_l2());
 }
 
 // The first tiles are on their way. kWide: blocks of the colwise form have 32 columns or more; else
@@ -104,13 +104,13 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; index < tiles; ++index) {
-    sm90::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
+    ptx::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
     out.outer = min(cols - index * kTileCols, kTileCols);
     Patch<e4m3> patch;
     load_patch(s, index % kStages, index, rows, patch);
     patch.find_unit();
     Peaks<bf16> peaks = patch.columns();
-    if (threadIdx.x == 0) sm90::bulk_wait_group_read<0>();
+    if (threadIdx.x == 0) ptx::bulk_wait_group_read<0>();
     if constexpr (kWide)
       raise_over_block(s, p.colwise.block, peaks);
     else
@@ -122,7 +122,7 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
       *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][my_col()]) =
           uint2{factors.code[0], factors.code[1]};
     turn_patch(s.tile, rows - my_row(), patch, factors);
-    sm90::fence_proxy_async();
+    ptx::fence_proxy_async();
     __syncthreads();
     const int64_t at_col = col + index * kTileCols;
     out.stride = s.colwise.qdata_stride;
@@ -131,7 +131,7 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     store_column_scales({p.colwise, s.colwise, at_col, at.row}, out, s.col_code);
     out.qdata += kTileCols * out.stride;
   }
-  if (threadIdx.x == 0) sm90::bulk_wait_group_read<0>();
+  if (threadIdx.x == 0) ptx::bulk_wait_group_read<0>();
 }
 
 template <bool kWide>
@@ -148,11 +148,11 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
     // The first CTAs need about these rows, and memory has nothing else to do while they search.
     if (work < p.ctas_at_once)
       for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
-        sm90::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
-                              static_cast<int32_t>(tile * kTileRows));
-    for (uint64_t& arrived : s.arrived) sm90::mbarrier_init(&arrived, 1);
+        ptx::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
+                             static_cast<int32_t>(tile * kTileRows));
+    for (uint64_t& arrived : s.arrived) ptx::mbarrier_init(&arrived, 1);
   }
-  sm90::fence_mbarrier_init();
+  ptx::fence_mbarrier_init();
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
   const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
   const int tiles = static_cast<int>(min<int64_t>(col_tiles, length));
@@ -182,7 +182,7 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
 template <bool kWide>
 __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
     const __grid_constant__ RequantizeParams p) {
-  if constexpr (sm90::kHasTma) requantize_tiles<kWide>(p);
+  if constexpr (ptx::kHasTma) requantize_tiles<kWide>(p);
 }
 
 }  // namespace
@@ -198,7 +198,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
   const auto kernel =
       args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>;
-  if (!sm90::has_tma("requantize", kernel) ||
+  if (!ptx::has_tma("requantize", kernel) ||
       !is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
       !wide_scales || rows > kMost || panels.cols > kMost || depth > kMost || lines > kMost ||
       rows == 0 || panels.cols == 0) {
@@ -221,16 +221,15 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, ctas_at_once / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
   const RequantizeParams params{
-      .qdata = sm90::make_tensor_map<2>({.data = args.qdata.data,
-                                         .size = {width, static_cast<uint64_t>(rows)},
-                                         .stride = {width},
-                                         .box = {kTileCols, kTileRows},
-                                         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
-      .turned =
-          sm90::make_tensor_map<3>({.data = args.colwise.qdata.data,
-                                    .size = {k, static_cast<uint64_t>(lines / kPatch), kPatch},
-                                    .stride = {k * kPatch, k},
-                                    .box = {kTileRows, kPatchLanes, kPatch}}),
+      .qdata = ptx::make_tensor_map<2>({.data = args.qdata.data,
+                                        .size = {width, static_cast<uint64_t>(rows)},
+                                        .stride = {width},
+                                        .box = {kTileCols, kTileRows},
+                                        .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
+      .turned = ptx::make_tensor_map<3>({.data = args.colwise.qdata.data,
+                                         .size = {k, static_cast<uint64_t>(lines / kPatch), kPatch},
+                                         .stride = {k * kPatch, k},
+                                         .box = {kTileRows, kPatchLanes, kPatch}}),
       .panels = panels,
       .scale = source.scale,
       .block = args.block,

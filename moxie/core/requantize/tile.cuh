@@ -4,6 +4,8 @@
 #include <cuda.h>
 
 #include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/tile/group_search.cuh"
+#include "moxie/core/tile/raster.cuh"
 
 namespace moxie::cuda {
 
@@ -83,7 +85,7 @@ struct RequantizeStorage {
   int32_t x, y;  // of the panel, where the copy engine stores it
   RowTileSearch search;
 };
-static_assert(sizeof(RequantizeStorage) <= sm90::kLeastShared);
+static_assert(sizeof(RequantizeStorage) <= ptx::kLeastShared);
 
 // The scales of the run. Plain, or quads, of which a tile has one scale a row: two threads a row.
 __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s,

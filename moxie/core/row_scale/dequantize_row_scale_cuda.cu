@@ -1,6 +1,6 @@
 #include "moxie/core/base/cuda.cuh"
-#include "moxie/core/layout/group_search.cuh"
 #include "moxie/core/row_scale/backends.h"
+#include "moxie/core/tile/group_search.cuh"
 
 namespace moxie::cuda {
 namespace {

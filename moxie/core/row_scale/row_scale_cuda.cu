@@ -1,8 +1,9 @@
 // A scale spans a whole row, or a whole group. Rows that fit a CTA's registers are read once, by
 // row_kernel. All else takes three kernels, as a scale is known only when every CTA has looked at
 // its tile; in between, the scale buffers hold the amax.
-#include "moxie/core/layout/tile.cuh"
 #include "moxie/core/row_scale/backends.h"
+#include "moxie/core/tile/group_search.cuh"
+#include "moxie/core/tile/store.cuh"
 
 namespace moxie::cuda {
 namespace {
@@ -98,7 +99,8 @@ struct RowPieces {
       to_floats(word[k], x);
 #pragma unroll
       for (float& value : x) value *= encode;
-      store_piece<true>(row + col, uint2{encode4(x), encode4(x + 4)}, clip(cols - col, kPatch));
+      store_piece<true>(row + col, uint2{ptx::encode4(x), ptx::encode4(x + 4)},
+                        clip(cols - col, kPatch));
     }
   }
 };
@@ -249,7 +251,7 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
 #pragma unroll
       for (float& value : x) value *= encode;
       store_piece<kAligned>(row_out.qdata + (row + i) * row_out.stride + col,
-                            uint2{encode4(x), encode4(x + 4)}, row_out.k - col);
+                            uint2{ptx::encode4(x), ptx::encode4(x + 4)}, row_out.k - col);
     }
   }
   if (!p.colwise.wanted) return;

@@ -1,5 +1,6 @@
-#include "moxie/core/layout/clear.cuh"
 #include "moxie/core/scale_layout/backends.h"
+#include "moxie/core/tile/group_search.cuh"
+#include "moxie/core/tile/zero.cuh"
 
 namespace moxie::cuda {
 namespace {

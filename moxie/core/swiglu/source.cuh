@@ -1,8 +1,8 @@
 // Patches of SwiGLU's results, computed on the way in: sources for the quantizer.
 #pragma once
 
-#include "moxie/core/layout/source.cuh"
 #include "moxie/core/swiglu/swiglu.cuh"
+#include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 

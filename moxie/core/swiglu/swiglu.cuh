@@ -2,8 +2,8 @@
 // give the same bytes.
 #pragma once
 
-#include "moxie/core/layout/patch.cuh"
-#include "moxie/core/sm90/approximate.cuh"
+#include "moxie/core/ptx/approximate.cuh"
+#include "moxie/core/tile/fragment.cuh"
 
 namespace moxie::cuda {
 
@@ -18,8 +18,8 @@ __device__ float sigmoid(float z) {
   if constexpr (sizeof(T) == 4) {
     return 1.f / (1.f + expf(-z));
   } else {
-    const float quarter = sm90::exp2_approximate(__fmaf_rn(z, -1.44269504f, -2.f));
-    return 0.25f * sm90::reciprocal_approximate(0.25f + quarter);
+    const float quarter = ptx::exp2_approximate(__fmaf_rn(z, -1.44269504f, -2.f));
+    return 0.25f * ptx::reciprocal_approximate(0.25f + quarter);
   }
 }
 

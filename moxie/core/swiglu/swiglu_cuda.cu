@@ -1,6 +1,6 @@
-#include "moxie/core/layout/source.cuh"
 #include "moxie/core/swiglu/backends.h"
 #include "moxie/core/swiglu/swiglu.cuh"
+#include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 namespace {

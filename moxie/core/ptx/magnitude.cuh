@@ -6,9 +6,9 @@
 #include <bit>
 #include <cstdint>
 
-#include "moxie/core/sm90/target.cuh"
+#include "moxie/core/ptx/target.cuh"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 __device__ inline uint32_t max_magnitude(uint32_t a, uint32_t b) {
   if constexpr (kHasMaxMagnitude) {
@@ -47,4 +47,4 @@ __device__ inline uint32_t max_magnitude_f16x2(uint32_t a, uint32_t b) {
   }
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

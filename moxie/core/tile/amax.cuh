@@ -1,43 +1,13 @@
-// How a tile of 128 x 128 is cut into patches of 8 x 8, one per thread, and what a thread finds out
-// about its own: the largest magnitudes of its rows and columns, and the scales they give.
+// The largest magnitudes (amax) of the rows and columns of a fragment, and the scales they give.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/format/bf16.h"
 #include "moxie/core/format/e8m0.cuh"
-#include "moxie/core/layout/group_search.cuh"
-#include "moxie/core/sm90/magnitude.cuh"
+#include "moxie/core/ptx/magnitude.cuh"
+#include "moxie/core/tile/tile_shape.cuh"
 
 namespace moxie::cuda {
-
-inline constexpr int kTileCols = 128;
-inline constexpr int kPatch = 8;
-inline constexpr int kPatchLanes = kTileCols / kPatch;  // along a row
-inline constexpr int kWarpRows = kTileRows / kWarps;
-static_assert(kWarpRows == 2 * kPatch && kPatchLanes == kWarp / 2);
-
-__device__ inline int patch_row() {
-  return static_cast<int>(threadIdx.x / unsigned{kPatchLanes}) * kPatch;
-}
-__device__ inline int patch_col() {
-  return static_cast<int>(threadIdx.x % unsigned{kPatchLanes}) * kPatch;
-}
-
-// Elements of a tile that are inside the panel, and where its first one is.
-struct TileSpan {
-  int64_t row, col;  // counted from the panel's first
-  int rows, cols;    // at most 128 each
-};
-
-constexpr int clip(int64_t left, int limit) {
-  return static_cast<int>(max<int64_t>(min<int64_t>(left, limit), 0));
-}
-
-// Can rows of `stride` elements be moved `count` at a time? Then no such piece is cut by an edge.
-template <class T>
-bool is_aligned(const T* data, int64_t stride, int count) {
-  return reinterpret_cast<uintptr_t>(data) % (count * sizeof(T)) == 0 && stride % count == 0;
-}
 
 // ---- magnitudes: they order like their bits, and NaN is the largest ----
 
@@ -51,7 +21,7 @@ struct Peaks<bf16> {
   uint32_t word[kWords];
 
   __device__ static uint32_t higher(uint32_t a, uint32_t b) {
-    return sm90::max_magnitude_bf16x2(a, b);
+    return ptx::max_magnitude_bf16x2(a, b);
   }
   __device__ uint32_t bits(int i) const {  // of the f32
     return i % 2 ? word[i / 2] & 0x7fff0000u : word[i / 2] << 16 & 0x7fff0000u;
@@ -67,7 +37,7 @@ struct Peaks<float> {
   static constexpr int kWords = kPatch;
   uint32_t word[kWords];
 
-  __device__ static uint32_t higher(uint32_t a, uint32_t b) { return sm90::max_magnitude(a, b); }
+  __device__ static uint32_t higher(uint32_t a, uint32_t b) { return ptx::max_magnitude(a, b); }
   __device__ uint32_t bits(int i) const { return word[i] & 0x7fffffffu; }
   __device__ uint32_t highest() const {
     uint32_t most = word[0];

@@ -9,7 +9,7 @@
 
 #include "moxie/core/base/cuda.cuh"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 #if defined(MOXIE_CUDA_PLAIN)
 inline constexpr bool kPlain = true;
@@ -23,7 +23,7 @@ inline constexpr int kArch = 0;  // the host's part, which has no kernels
 #endif
 
 inline constexpr bool kHasMaxMagnitude = kArch >= 860;  // magnitude.cuh
-inline constexpr bool kHasE4m3 = kArch >= 890;          // convert.cuh
+inline constexpr bool kHasE4m3 = kArch >= 890;          // e4m3_convert.cuh
 inline constexpr bool kHasTma = kArch >= 900;           // tma.cuh and mbarrier.cuh
 
 // Shared memory that a CTA can have on every GPU from sm_80 on; sm_86, sm_89 and sm_120 have least.
@@ -58,4 +58,4 @@ bool has_tma(std::string_view op, void (*kernel)(Params)) {
   return known;
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

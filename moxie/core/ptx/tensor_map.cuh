@@ -10,7 +10,7 @@
 
 #include "moxie/core/base/check.h"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 template <int kDims>
 struct TensorMapArgs {
@@ -48,4 +48,4 @@ CUtensorMap make_tensor_map(const TensorMapArgs<kDims>& args) {
   return map;
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

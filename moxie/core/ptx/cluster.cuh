@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 __device__ __forceinline__ uint32_t cluster_cta_rank() {
   uint32_t rank;
@@ -44,4 +44,4 @@ __device__ __forceinline__ bool elect_one() {
   return elected != 0;
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

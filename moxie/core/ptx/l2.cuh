@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 // What is at this address into the cache; it must be inside an allocation.
 __device__ __forceinline__ void prefetch_l2(const void* at) {
@@ -38,4 +38,4 @@ __device__ __forceinline__ void copy_async_8(void* to, const void* from) {
                : "memory");
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

@@ -3,9 +3,9 @@
 
 #include <cstdint>
 
-#include "moxie/core/sm90/mbarrier.cuh"
+#include "moxie/core/ptx/mbarrier.cuh"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 // Four 8 x 8 matrices of 16-bit values: lane l gives the address of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void stmatrix_x4(void* smem, const uint32_t (&pairs)[4]) {
@@ -15,4 +15,4 @@ __device__ __forceinline__ void stmatrix_x4(void* smem, const uint32_t (&pairs)[
       : "memory");
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

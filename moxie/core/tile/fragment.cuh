@@ -5,8 +5,8 @@
 #pragma once
 
 #include "moxie/core/format/bf16.cuh"
-#include "moxie/core/layout/peaks.cuh"
-#include "moxie/core/sm90/e4m3.cuh"
+#include "moxie/core/ptx/e4m3_convert.cuh"
+#include "moxie/core/tile/amax.cuh"
 
 namespace moxie::cuda {
 
@@ -156,7 +156,7 @@ struct Patch<e4m3> {
 
   __device__ void row(int i, float (&x)[kPatch]) const { row(i, word[i][0], word[i][1], x); }
   __device__ void row(int i, uint32_t first, uint32_t second, float (&x)[kPatch]) const {
-    decode4(first, x), decode4(second, x + 4);
+    ptx::decode4(first, x), ptx::decode4(second, x + 4);
     const float scale = factor_of(code_of_row(i));
 #pragma unroll
     for (int j = 0; j < kPatch; ++j) x[j] *= scale;
@@ -211,13 +211,13 @@ struct Patch<e4m3> {
         const uint32_t factor = both * 1024u + (15u - unit) * kOne;  // 2^(code - unit), twice
 #pragma unroll
         for (int j = 0; j < kPatch / 2; ++j)
-          half[i][j] = multiply_f16_pairs(decode_pair(word[i][j / 2], j % 2), factor);
+          half[i][j] = multiply_f16_pairs(ptx::decode_pair(word[i][j / 2], j % 2), factor);
       }
 #pragma unroll
       for (int j = 0; j < kPatch / 2; ++j) {
         uint32_t most = half[0][j];
 #pragma unroll
-        for (int i = 1; i < kPatch; ++i) most = sm90::max_magnitude_f16x2(most, half[i][j]);
+        for (int i = 1; i < kPatch; ++i) most = ptx::max_magnitude_f16x2(most, half[i][j]);
         const float2 two = floats_of_f16_pair(most);
         peaks.word[j] = __byte_perm(std::bit_cast<uint32_t>(two.x * scale),
                                     std::bit_cast<uint32_t>(two.y * scale), 0x7632);

@@ -2,7 +2,6 @@
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
-#include "moxie/core/layout/group_search.cuh"
 
 namespace moxie::cuda {
 

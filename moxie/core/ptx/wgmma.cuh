@@ -4,15 +4,15 @@
 
 #include <cstdint>
 
-#include "moxie/core/sm90/mbarrier.cuh"
+#include "moxie/core/ptx/mbarrier.cuh"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 // An operand: the low word of its descriptor, 16 bytes per unit, so that adding bytes / 16 moves
 // along K or down the rows. K-major, rows of 128 bytes, swizzled as TMA writes them; smem is
 // 1024-aligned.
-inline constexpr int kOperandUnit = 16;
-__device__ __forceinline__ uint32_t wgmma_operand(const void* smem) {
+inline constexpr int kDescriptorUnit = 16;
+__device__ __forceinline__ uint32_t wgmma_descriptor_low(const void* smem) {
   constexpr uint32_t kLeading = 1 << 16;  // not used by swizzled K-major operands
   return kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
 }
@@ -82,4 +82,4 @@ __device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint32_t a, uin
       : "l"(wgmma_descriptor(a)), "l"(wgmma_descriptor(b)), "r"(static_cast<int32_t>(accumulate)));
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

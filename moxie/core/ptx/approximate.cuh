@@ -2,7 +2,7 @@
 // arguments and results are 0.
 #pragma once
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 __device__ inline float exp2_approximate(float x) {
   float y;
@@ -16,4 +16,4 @@ __device__ inline float reciprocal_approximate(float x) {
   return y;
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

@@ -1,104 +1,13 @@
-// What a CTA does with a whole tile of e4m3: turn it round in shared memory, store it, and clear
+// What a CTA does with a whole tile of e4m3: transposes it in shared memory, stores it, and zeroes
 // what no group covers.
 #pragma once
 
 #include <type_traits>
 
-#include "moxie/core/layout/clear.cuh"
-#include "moxie/core/layout/source.cuh"
-#include "moxie/core/sm90/l2.cuh"
+#include "moxie/core/ptx/l2.cuh"
+#include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
-
-// ---- which tiles a CTA takes ----
-
-// The CTAs of a launch, in the order in which they start. Each takes a run of tiles from the same
-// rows: long runs make the search for those rows cheap, short ones keep every SM busy to the end.
-// The tiles of a run are `step` columns apart, so that what lies side by side is read and written
-// at the same time, by CTAs that started together. For the colwise form those are the CTAs of all
-// rows of the same columns.
-struct Raster {
-  int64_t step, row_tiles;
-  uint32_t runs;
-  bool rows_first;
-
-  int64_t work() const { return row_tiles * runs; }
-};
-
-// Up to a tile per group is there for nothing, and takes a search to find that out. With many
-// groups runs twice as long pay, even where they leave few CTAs, if other CTAs do not hide a
-// search: with two of them per SM, or where it is a long one, of more groups than a CTA has
-// threads.
-inline bool want_long_runs(const Panels& panels, int64_t row_tiles, int ctas_per_sm) {
-  return panels.offs && panels.count * 8 > row_tiles &&
-         (ctas_per_sm <= 2 || panels.count > kThreads);
-}
-
-struct RunLimits {
-  int64_t longest;  // in tiles
-  int ctas_per_sm;
-};
-
-// As long as leaves enough CTAs to keep every SM busy to the end.
-inline int64_t run_length(const Panels& panels, int64_t row_tiles, int64_t col_tiles,
-                          const RunLimits& limits) {
-  int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
-  if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) longest *= 2, enough /= 2;
-  return max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
-}
-
-inline Raster make_raster(const Panels& panels, int64_t cols, int64_t row_tiles, bool rows_first,
-                          const RunLimits& limits) {
-  const int64_t col_tiles = ceil_div<int64_t>(cols, kTileCols);
-  const int64_t runs = ceil_div(col_tiles, run_length(panels, row_tiles, col_tiles, limits));
-  return {.step = runs * kTileCols,
-          .row_tiles = row_tiles,
-          .runs = static_cast<uint32_t>(runs),
-          .rows_first = rows_first};
-}
-
-struct RasterAt {
-  uint32_t tile, run;
-};
-
-// tile is past the last for a CTA without work. A run is 2^14 elements or more, so 32 bits are
-// enough to number them.
-__device__ inline RasterAt raster_at(const Raster& raster) {
-  const auto work = static_cast<uint32_t>(work_index());
-  const auto row_tiles = static_cast<uint32_t>(raster.row_tiles);
-  if (!raster.rows_first) return {work / raster.runs, work % raster.runs};
-  const uint32_t run = work / row_tiles;
-  return {run < raster.runs ? work % row_tiles : row_tiles, run};
-}
-
-// CTAs that end together: in a few rows of tiles every tile has one of its own, `ctas` of them or
-// some more. These should be the last rows that are somebody's, of which there is an estimate.
-struct Ending {
-  uint32_t first_row, rows;  // of tiles
-
-  static Ending of(int64_t row_tiles, int64_t likely, int64_t col_tiles, int64_t ctas) {
-    const int64_t rows = min(ceil_div(ctas, max<int64_t>(col_tiles, 1)), row_tiles);
-    const int64_t first = max<int64_t>(min(likely, row_tiles) - rows, 0);
-    return {.first_row = static_cast<uint32_t>(first), .rows = static_cast<uint32_t>(rows)};
-  }
-  int64_t work(int64_t row_tiles, int64_t runs, int64_t col_tiles) const {
-    return (row_tiles - rows) * runs + rows * col_tiles;
-  }
-};
-
-struct EndingAt {
-  uint32_t tile, run, runs;  // of so many in this row of tiles
-};
-
-__device__ inline EndingAt ending_at(const Ending& ending, uint32_t work, uint32_t runs,
-                                     uint32_t col_tiles) {
-  const uint32_t before = ending.first_row * runs, behind = before + ending.rows * col_tiles;
-  const bool ends = work >= before && work < behind;
-  const uint32_t count = ends ? col_tiles : runs;
-  const uint32_t index = work < before ? work : ends ? work - before : work - behind;
-  const uint32_t first = work < before ? 0 : ending.first_row + (ends ? 0 : ending.rows);
-  return {.tile = first + index / count, .run = index % count, .runs = count};
-}
 
 // ---- shared memory ----
 
@@ -124,8 +33,8 @@ struct alignas(16) ByteTile {
   __device__ void copy(int line, int index, const e4m3* from) {
     auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
     const int first = line / kPatch % 2;
-    sm90::copy_async_8(halves + first, from);
-    sm90::copy_async_8(halves + 1 - first, from + sizeof(uint2));
+    ptx::copy_async_8(halves + first, from);
+    ptx::copy_async_8(halves + 1 - first, from + sizeof(uint2));
   }
 
  private:
@@ -160,7 +69,8 @@ __device__ void turn_rows(Tile& tile, int left, Scaled&& scaled) {
     float x[2][kPatch];
     scaled(i, x[0]), scaled(i + 1, x[1]);
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) piece[j][i / 4] |= encode2(x[0][j], x[1][j]) << 8 * (i % 4);
+    for (int j = 0; j < kPatch; ++j)
+      piece[j][i / 4] |= ptx::encode2(x[0][j], x[1][j]) << 8 * (i % 4);
   }
   store_columns(tile, left, piece);
 }
@@ -179,10 +89,10 @@ __device__ void turn_patch(Tile& tile, int left, const Patch<Element>& patch,
           uint32_t four[4];
 #pragma unroll
           for (int k = 0; k < 4; ++k)
-            four[k] =
-                encode_pairs(multiply_f16_pairs(patch.half[i + k][j / 2], factor[j / 2]),
-                             multiply_f16_pairs(patch.half[i + k][j / 2 + 1], factor[j / 2 + 1]));
-          transpose(four);
+            four[k] = ptx::encode_pairs(
+                multiply_f16_pairs(patch.half[i + k][j / 2], factor[j / 2]),
+                multiply_f16_pairs(patch.half[i + k][j / 2 + 1], factor[j / 2 + 1]));
+          ptx::transpose_bytes(four);
 #pragma unroll
           for (int k = 0; k < 4; ++k) piece[j + k][i / 4] = four[k];
         }
@@ -256,7 +166,7 @@ __device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
     const int count = line + i < out.outer ? out.k - index * kColwisePiece : 0;
     if constexpr (kAligned) {
       // Half of a line: the other half is that of the tile below or above.
-      if (count > 0) sm90::store_kept(to, tile.load(line + i, index));
+      if (count > 0) ptx::store_kept(to, tile.load(line + i, index));
     } else {
       store_piece<false>(to, tile.load(line + i, index), count);
     }

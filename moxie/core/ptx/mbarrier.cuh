@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 __device__ __forceinline__ uint32_t smem_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
@@ -75,4 +75,4 @@ __device__ __forceinline__ void mbarrier_sleep(uint64_t* barrier, uint32_t parit
       : "memory");
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

@@ -6,9 +6,9 @@
 
 #include <cstdint>
 
-#include "moxie/core/sm90/mbarrier.cuh"
+#include "moxie/core/ptx/mbarrier.cuh"
 
-namespace moxie::sm90 {
+namespace moxie::ptx {
 
 __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -36,17 +36,7 @@ __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
-// The box at (x, y).
-__device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* smem,
-                                            int32_t x, int32_t y) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];" ::"r"(smem_address(smem)),
-      "l"(map), "r"(smem_address(barrier)), "r"(x), "r"(y)
-      : "memory");
-}
-
-// The same, with a policy of l2.cuh.
+// The box at (x, y), with a policy of l2.cuh.
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* smem,
                                             int32_t x, int32_t y, uint64_t l2_policy) {
   asm volatile(
@@ -96,4 +86,4 @@ __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-}  // namespace moxie::sm90
+}  // namespace moxie::ptx

@@ -5,7 +5,7 @@
 #include <cuda_pipeline_primitives.h>
 
 #include "moxie/core/base/view.h"
-#include "moxie/core/layout/patch.cuh"
+#include "moxie/core/tile/fragment.cuh"
 
 namespace moxie::cuda {
 
