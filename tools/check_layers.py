@@ -2,7 +2,8 @@
 """Checks what a compiler does not: which layer includes which, and the limits every source keeps.
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
-                   base <- format <- ptx, layout <- simd, tile <- the ops
+                   base <- format <- ptx, layout <- simd, tile <- the ops;
+                   no two headers have one name, but for backends.h
     moxie/torch    includes core's contracts, not a folder's backends.h;
                    what runs below the dispatcher (ops, plan, gemm) does not call ops through it
     both           no room includes, in however many steps, a room that includes it: a room is a
@@ -126,7 +127,7 @@ def check(path: pathlib.PurePosixPath):
 
 
 def room_of(name: str) -> str | None:
-    """moxie/core/gemm of moxie/core/gemm/kernel.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
+    """moxie/core/gemm of moxie/core/gemm/gemm_kernel.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
     parts = name.split("/")
     if parts[:2] not in (["moxie", "core"], ["moxie", "torch"]) or len(parts) < 3:
         return None
@@ -163,10 +164,21 @@ def cycles(checked: list[pathlib.PurePosixPath]):
                 yield path, number, f"{name}: a circle of rooms, {' -> '.join([room, *way])}"
 
 
+def same_names(checked: list[pathlib.PurePosixPath]):
+    """(path, line number, broken rule): each header of core whose name another has."""
+    first: dict[str, pathlib.PurePosixPath] = {}
+    for path in checked:
+        if path.parts[:2] != ("moxie", "core") or path.suffix not in (".h", ".cuh") or path.name == "backends.h":
+            continue
+        if (other := first.setdefault(path.name, path)) != path:
+            yield path, 1, f"{other} has the same file name"
+
+
 def main() -> int:
     checked = files()
     broken = [f"{path}:{number}: {rule}" for path in checked for number, rule in check(path)]
-    broken += [f"{path}:{number}: {rule}" for path, number, rule in cycles(checked)]
+    broken += [f"{path}:{number}: {rule}" for found in (cycles, same_names)
+               for path, number, rule in found(checked)]
     print("\n".join(broken + [f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
     return 1 if broken else 0
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "moxie/core/base/check.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/torch/recipe.h"
 
 namespace moxie::ops {

@@ -9,7 +9,7 @@
 #include "moxie/core/format/bf16.h"
 #include "moxie/core/format/e4m3.h"
 #include "moxie/core/format/e8m0.h"
-#include "moxie/core/format/row_scale.h"
+#include "moxie/core/format/f32_scale.h"
 
 namespace moxie {
 namespace {

@@ -313,8 +313,9 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   cudaStreamDestroy(stream);
 }
 
-// Launches that run at once keep their own pace (pace.cuh), and where they share one by accident
-// only time is lost: more of them than there are counters, in small problems and large ones.
+// Launches that run at once have throttles of their own (throttle.cuh), and where they share one by
+// accident only time is lost: more of them than there are counters, in small problems and large
+// ones.
 TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
   MOXIE_NEEDS_HOPPER();
   constexpr int64_t kRows = 3000, kN = 1024, kK = 768, kLaunches = 100;

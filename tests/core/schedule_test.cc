@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "moxie/core/gemm/depth_schedule.cuh"
-#include "moxie/core/gemm/row_schedule.cuh"
+#include "moxie/core/gemm/schedule_rows.cuh"
+#include "moxie/core/gemm/schedule_wgrad.cuh"
 #include "tests/support/any_offs.h"
 
 namespace moxie::testing {
@@ -99,7 +99,7 @@ void check_rows(const ScheduleParams& p, int pairs) {
   const int columns = ceil_div(p.n, kTileN);
   static std::vector<int> times;
   times.assign(static_cast<size_t>(p.rows) * columns, 0);
-  play_all<sm90::RowSchedule<Tile>>(p, pairs, [&](const Work& work) {
+  play_all<sm90::RowsSchedule<Tile>>(p, pairs, [&](const Work& work) {
     ASSERT_GE(work.group, 0);
     ASSERT_LE(work.group, p.groups);
     ASSERT_EQ(work.k_begin, 0);
@@ -129,7 +129,7 @@ void check_depth(const ScheduleParams& p, int pairs) {
   const int columns = ceil_div(p.n, kTileN), down = ceil_div(p.m, Tile::kM);
   static std::vector<int> times;
   times.assign(static_cast<size_t>(p.groups) * down * columns, 0);
-  play_all<sm90::DepthSchedule<Tile>>(p, pairs, [&](const Work& work) {
+  play_all<sm90::WgradSchedule<Tile>>(p, pairs, [&](const Work& work) {
     ASSERT_GE(work.group, 0);
     ASSERT_LT(work.group, p.groups);
     ASSERT_EQ(work.k_begin, k_begin[work.group]);
@@ -218,22 +218,22 @@ void check_many_groups() {
     }
 }
 
-TEST(RowSchedule, CoversEveryRowOnceWhateverOffsHold) { check_any_offs<Ragged::kRows>(); }
-TEST(RowSchedule, CoversEveryRowOnceOnAnyDevice) { check_any_device<Ragged::kRows>(); }
-TEST(RowSchedule, CoversEveryRowOnceOfManyGroups) { check_many_groups<Ragged::kRows>(); }
-TEST(RowSchedule, TakesRowsInOneGroupWithoutOffs) {
+TEST(RowsSchedule, CoversEveryRowOnceWhateverOffsHold) { check_any_offs<Ragged::kRows>(); }
+TEST(RowsSchedule, CoversEveryRowOnceOnAnyDevice) { check_any_device<Ragged::kRows>(); }
+TEST(RowsSchedule, CoversEveryRowOnceOfManyGroups) { check_many_groups<Ragged::kRows>(); }
+TEST(RowsSchedule, TakesRowsInOneGroupWithoutOffs) {
   const ScheduleParams p{
       .offs = nullptr, .groups = 1, .rows = 1000, .m = 0, .n = 384, .k_blocks = 2, .band = 2};
   check<Ragged::kRows>(p, kTallRows, 3);
   check<Ragged::kRows>(p, kFlatRows, 66);
 }
 
-TEST(DepthSchedule, TakesEveryTileOnceWhateverOffsHold) { check_any_offs<Ragged::kDepth>(); }
-TEST(DepthSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
-TEST(DepthSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
+TEST(WgradSchedule, TakesEveryTileOnceWhateverOffsHold) { check_any_offs<Ragged::kDepth>(); }
+TEST(WgradSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
+TEST(WgradSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
 
 // The queue of pairs, against a sorted list that never forgets a time.
-TEST(Turns, AreInTheOrderInWhichPairsWillBeFree) {
+TEST(TileQueue, HasPairsInTheOrderInWhichTheyWillBeFree) {
   Random random(3);
   for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 64, 65, 66, kMaxPairs}) {
     std::vector<int> counts, times;
@@ -243,25 +243,25 @@ TEST(Turns, AreInTheOrderInWhichPairsWillBeFree) {
       times.push_back(static_cast<int>(random.pick<int64_t>(
           {random.between(0, 12), random.between(0, 1000), random.between(0, 1 << 20), 1 << 24})));
     }
-    std::vector<std::vector<int>> order;  // after each turn, by place
+    std::vector<std::vector<int>> order;  // after each pass, by place
     CtaOnHost::instance().run(cuda::kWarp, random.pick({LaneOrder::kUp, LaneOrder::kDown}), [&] {
-      static uint32_t queue[kMaxPairs];
-      sm90::Turns turns(queue, pairs);
+      static uint32_t entries[kMaxPairs];
+      sm90::TileQueue queue(entries, pairs);
       for (size_t i = 0; i < counts.size(); ++i) {
         std::vector<int> places(pairs, -1);
         for (int pair = 0; pair < pairs; ++pair) {
-          const int before = turns.before(pair);
+          const int before = queue.before(pair);
           if (before >= 0 && before < pairs) places[before] = pair;
         }
         if (threadIdx.x == 0) order.push_back(places);
-        turns.pass(counts[i], times[i]);
+        queue.pass(counts[i], times[i]);
       }
     });
     std::vector<std::pair<int64_t, int>> expected;  // when it is free, pair
     for (int pair = 0; pair < pairs; ++pair) expected.push_back({0, pair});
     for (size_t i = 0; i < counts.size(); ++i) {
       for (int place = 0; place < pairs; ++place)
-        ASSERT_EQ(order[i][place], expected[place].second) << pairs << " pairs, turn " << i;
+        ASSERT_EQ(order[i][place], expected[place].second) << pairs << " pairs, pass " << i;
       for (int place = 0; place < counts[i]; ++place)
         expected[place].first += std::min(times[i], 1 << 20);
       std::ranges::sort(expected);

@@ -45,3 +45,11 @@ def test_a_circle_of_rooms_is_found_in_however_many_steps(layer, tmp_path):
 def test_an_arrow_that_points_up_is_found(file, included, rule, tmp_path):
     done = check(tmp_path, {file: [included]})
     assert done.returncode == 1 and rule in done.stdout
+
+
+def test_two_headers_of_core_with_one_name_are_found(tmp_path):
+    done = check(tmp_path, {"moxie/core/gemm/tile.cuh": [], "moxie/core/quantize/tile.cuh": [],
+                            "moxie/core/gemm/backends.h": [], "moxie/core/quantize/backends.h": []})
+    assert done.returncode == 1
+    assert "moxie/core/quantize/tile.cuh:1: moxie/core/gemm/tile.cuh has the same file name" in done.stdout
+    assert "1 broken rules" in done.stdout

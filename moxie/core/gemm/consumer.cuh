@@ -6,8 +6,8 @@
 // and four steps at a time share what they can.
 #pragma once
 
-#include "moxie/core/gemm/scaler.cuh"
-#include "moxie/core/gemm/stages.cuh"
+#include "moxie/core/gemm/mainloop.cuh"
+#include "moxie/core/gemm/scale_warp.cuh"
 
 namespace moxie::sm90 {
 
@@ -15,7 +15,7 @@ template <class Tile>
 class Consumer {
  public:
   __device__ Consumer(const GemmParams& p, GemmShared<Tile>& shared)
-      : p_(p), shared_(shared), queue_(shared), stages_(shared) {}
+      : p_(p), shared_(shared), ring_(shared), stages_(shared) {}
 
   // Calls store(work, sums) for each tile. The first product of the next one that has rows for this
   // warpgroup is under way then, if that is the very next.
@@ -35,7 +35,7 @@ class Consumer {
       }
       store(*now.work, sums);
       __syncwarp();
-      if (cuda::lane_index() == 0) queue_.release(*now.work);
+      if (cuda::lane_index() == 0) ring_.release(*now.work);
       now = next;
     }
   }
@@ -48,7 +48,7 @@ class Consumer {
   };
 
   __device__ __forceinline__ Now next_tile() {
-    const Work& work = queue_.next();
+    const Work& work = ring_.next();
     const int steps = uniform(work.k_blocks);
     const int rows = stages_.rows_of(work);
     return {&work, uniform(work.valid), steps, steps > 0 ? rows : 0};
@@ -58,7 +58,7 @@ class Consumer {
   __device__ __forceinline__ void begin(const Now& tile, Product& product) {
     if (tile.rows <= 0) return;
     stages_.wait();
-    issue(stages_.operands(), product);
+    issue(stages_.descriptors(), product);
   }
 
   // The first product is under way; in the end that of the next tile is, if that is live.
@@ -77,7 +77,7 @@ class Consumer {
         wild_step(*tile.work, tile.steps - left, product, sums);
         if (--left > 0 || next_live) {
           stages_.wait();
-          issue(stages_.operands(), product);
+          issue(stages_.descriptors(), product);
         }
       } else if (left >= kQuad) {
         // The usual steps have this loop to themselves: jumps over rare code cost 6 %.
@@ -107,7 +107,7 @@ class Consumer {
       factors_.read(shared_.scales[done], factors);
       stages_.advance();
       if (more) stages_.wait();
-      const Operands of = stages_.operands();
+      const StageDescriptors of = stages_.descriptors();
       finish(product);
       stages_.release(done);
       if (i == 0)
@@ -135,7 +135,7 @@ class Consumer {
 
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
-  WorkQueue<Tile> queue_;
+  WorkRing<Tile> ring_;
   StepFactors<Tile> factors_;
   Stages<Tile> stages_;
 };

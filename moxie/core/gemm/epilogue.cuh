@@ -5,8 +5,8 @@
 
 #include <cuda_bf16.h>
 
-#include "moxie/core/gemm/scales.cuh"
-#include "moxie/core/gemm/stages.cuh"
+#include "moxie/core/gemm/mainloop.cuh"
+#include "moxie/core/gemm/scale_codes.cuh"
 #include "moxie/core/ptx/stmatrix.cuh"
 #include "moxie/core/ptx/tma.cuh"
 
@@ -26,7 +26,7 @@ __device__ inline float bias_at(const GemmParams& p, int64_t i) {
 template <class Tile, class Out>
 class Epilogue {
  public:
-  // Neighbouring columns of the result that a thread holds: kernel.cuh, b_map.
+  // Neighbouring columns of the result that a thread holds: gemm_kernel.cuh, b_map.
   static constexpr int kRun = sizeof(Out) == 2 ? 2 : 4;
   static constexpr int kFold = 4 * kRun;
 

@@ -1,5 +1,5 @@
 #include "moxie/core/gemm/backends.h"
-#include "moxie/core/gemm/kernel.cuh"
+#include "moxie/core/gemm/gemm_kernel.cuh"
 
 namespace moxie::sm90 {
 

@@ -22,7 +22,7 @@ struct GemmTile {
   static constexpr Ragged kRagged = kRaggedOf;
   static constexpr int kConsumers = kConsumersOf;
   static constexpr int kConsumerWarps = 4 * kConsumers;
-  static constexpr int kScalers = 2;  // warps that find scales
+  static constexpr int kScaleWarps = 2;  // warps that find scales
   static constexpr int kThreads = 128 * (kConsumers + 1);
   static constexpr int kM = kWgmmaM * kConsumers;
   static constexpr int kSpan = kRagged == Ragged::kRows ? 128 : 32;  // columns with one scale of b
@@ -67,12 +67,12 @@ struct ScheduleParams {
 // What it keeps in shared memory.
 template <Ragged kRagged>
 struct ScheduleShared {
-  uint32_t turns[kMaxPairs];  // turns.cuh
+  uint32_t queue[kMaxPairs];  // tile_queue.cuh
 };
 
 template <>
 struct ScheduleShared<Ragged::kDepth> {
-  uint32_t turns[kMaxPairs];
+  uint32_t queue[kMaxPairs];
   // Where the groups begin, in blocks of 128, and their order, deepest first. There is no room for
   // more, and of many groups each is likely to be a small part; those are taken as they come.
   static constexpr int kSorted = 64;

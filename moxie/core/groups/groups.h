@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <limits>
 
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

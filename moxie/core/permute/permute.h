@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "moxie/core/format/bf16.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

@@ -1,5 +1,5 @@
 #include "moxie/core/permute/backends.h"
-#include "moxie/core/permute/source.cuh"
+#include "moxie/core/permute/gather_source.cuh"
 
 namespace moxie::cuda {
 namespace {

@@ -1,6 +1,6 @@
 #include "moxie/core/permute/backends.h"
-#include "moxie/core/permute/source.cuh"
-#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/permute/gather_source.cuh"
+#include "moxie/core/quantize/quantize_kernel.cuh"
 
 namespace moxie::cuda {
 

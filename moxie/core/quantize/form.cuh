@@ -1,7 +1,7 @@
 // One form of a quantizer's result on the device: where its tiles and scales go.
 #pragma once
 
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/core/tile/store.cuh"
 #include "moxie/core/tile/zero.cuh"
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "moxie/core/format/bf16.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

@@ -1,5 +1,5 @@
 #include "moxie/core/quantize/backends.h"
-#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/quantize/quantize_kernel.cuh"
 
 namespace moxie::cuda {
 

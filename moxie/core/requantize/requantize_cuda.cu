@@ -11,7 +11,7 @@
 #include "moxie/core/ptx/tensor_map.cuh"
 #include "moxie/core/ptx/tma.cuh"
 #include "moxie/core/requantize/backends.h"
-#include "moxie/core/requantize/tile.cuh"
+#include "moxie/core/requantize/requantize_storage.cuh"
 
 namespace moxie::cuda {
 namespace {

@@ -3,7 +3,7 @@
 // then of slot, so that the same ids always give the same rows.
 #pragma once
 
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "moxie/core/format/bf16.h"
-#include "moxie/core/format/row_scale.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/format/f32_scale.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

@@ -4,7 +4,7 @@
 // such for weights.
 #pragma once
 
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "moxie/core/base/parallel.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/core/simd/walk.h"
 
 namespace moxie::cpu {

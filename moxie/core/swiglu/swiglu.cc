@@ -2,7 +2,7 @@
 
 #include "moxie/core/base/check.h"
 #include "moxie/core/base/dispatch.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/core/swiglu/backends.h"
 
 namespace moxie {

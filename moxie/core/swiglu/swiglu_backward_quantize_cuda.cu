@@ -1,6 +1,6 @@
-#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/quantize/quantize_kernel.cuh"
 #include "moxie/core/swiglu/backends.h"
-#include "moxie/core/swiglu/source.cuh"
+#include "moxie/core/swiglu/swiglu_source.cuh"
 
 namespace moxie::cuda {
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/core/layout/row_tiles.h"
 
 namespace moxie::cuda {

@@ -1,5 +1,5 @@
 // Where patches come from: bf16 or f32 in memory, or the rowwise form. Fused ops have sources of
-// their own (swiglu/source.cuh, permute/source.cuh).
+// their own (swiglu_source.cuh, gather_source.cuh).
 #pragma once
 
 #include <cuda_pipeline_primitives.h>

@@ -3,7 +3,7 @@
 #include <limits>
 
 #include "moxie/core/base/check.h"
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 #include "moxie/core/layout/shape.h"
 
 namespace moxie::ops {

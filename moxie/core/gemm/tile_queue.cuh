@@ -1,6 +1,6 @@
-// Whose turn it is. Pairs of CTAs share a list of tiles, and tiles do not take equally long. Every
-// pair works out which of them each pair takes, by the same model of time, so nothing has to be
-// passed between them and a run is repeatable.
+// Which pair of CTAs takes the next tile. Pairs share a list of tiles, and tiles do not take
+// equally long. Every pair works out which of them each pair takes, by the same model of time, so
+// nothing has to be passed between them and a run is repeatable.
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
@@ -18,9 +18,9 @@ constexpr __device__ int step_time(int blocks) {
 }
 
 // One warp. The pairs in the order in which they will be free: its time, and below it the pair.
-class Turns {
+class TileQueue {
  public:
-  __device__ Turns(uint32_t (&queue)[kMaxPairs], int pairs) : queue_(queue), pairs_(pairs) {
+  __device__ TileQueue(uint32_t (&queue)[kMaxPairs], int pairs) : queue_(queue), pairs_(pairs) {
     for (int i = cuda::lane_index(); i < pairs; i += cuda::kWarp)
       queue_[i] = static_cast<uint32_t>(i);
     __syncwarp();

@@ -2,31 +2,31 @@
 // cache, and in a band row after row.
 #pragma once
 
-#include "moxie/core/gemm/group_walk.cuh"
-#include "moxie/core/gemm/turns.cuh"
+#include "moxie/core/gemm/tile_queue.cuh"
+#include "moxie/core/gemm/warp_walk.cuh"
 
 namespace moxie::sm90 {
 
 template <class Tile>
-class RowSchedule {
+class RowsSchedule {
  public:
   using Shared = ScheduleShared<Ragged::kRows>;
 
-  __device__ RowSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
+  __device__ RowsSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
       : p_(p),
         cta_in_pair_(cta_in_pair),
         me_(static_cast<int>(blockIdx.x) / kCluster),
         pairs_(static_cast<int>(gridDim.x) / kCluster),
         columns_(ceil_div(p.n, kTileN * kCluster)),
-        turns_(shared.turns, pairs_),
+        queue_(shared.queue, pairs_),
         walk_(p) {}
 
   __device__ Work next() {
     for (;;) {
       while (passed_ == tiles_)
         if (!next_run()) return {};
-      const int count = min(tiles_ - passed_, pairs_), before = turns_.before(me_);
-      turns_.pass(count, time_);
+      const int count = min(tiles_ - passed_, pairs_), before = queue_.before(me_);
+      queue_.pass(count, time_);
       passed_ += count;
       if (before < count) return tile(passed_ - count + before);
     }
@@ -83,8 +83,8 @@ class RowSchedule {
 
   const ScheduleParams& p_;
   int cta_in_pair_, me_, pairs_, columns_;
-  Turns turns_;
-  WarpGroupWalk walk_;
+  TileQueue queue_;
+  WarpWalk walk_;
   int full_ = 0, others_ = 0, other_blocks_ = 0;  // rows of tiles of the group
   // The run.
   bool is_full_ = false;

@@ -1,4 +1,4 @@
-#include "moxie/core/layout/check.h"
+#include "moxie/core/layout/check_args.h"
 
 #include <limits>
 

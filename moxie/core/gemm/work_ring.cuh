@@ -1,9 +1,9 @@
-// The ring buffer that passes tiles from the warp that schedules them (row_schedule.cuh,
-// depth_schedule.cuh) to the others. It hides the scheduler's integer divisions.
+// The ring buffer that passes tiles from the warp that schedules them (schedule_rows.cuh,
+// schedule_wgrad.cuh) to the others. It hides the scheduler's integer divisions.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
-#include "moxie/core/gemm/tile.cuh"
+#include "moxie/core/gemm/gemm_params.cuh"
 #include "moxie/core/ptx/mbarrier.cuh"
 
 namespace moxie::sm90 {
@@ -28,9 +28,9 @@ struct RingPlace {
 
 // The other side: a warp, or one thread that speaks for its warp.
 template <class Tile>
-class WorkQueue {
+class WorkRing {
  public:
-  __device__ explicit WorkQueue(GemmShared<Tile>& shared) : shared_(shared) {}
+  __device__ explicit WorkRing(GemmShared<Tile>& shared) : shared_(shared) {}
 
   // The work after the one that was asked for last. It stays where it is until it is released.
   __device__ const Work& next() {

@@ -9,29 +9,30 @@
 #include <atomic>
 #include <cstdint>
 
-#include "moxie/core/gemm/tile.cuh"
+#include "moxie/core/gemm/gemm_params.cuh"
 
 namespace moxie::sm90 {
 
 // Of one launch: zero before it and after it.
-struct PaceCounter {
+struct ThrottleCounter {
   unsigned long long steps;  // of all pairs
   unsigned finished;         // pairs
 };
 
-// Launches of as many pairs take turns at some. Two that run at once and have the same one lose
-// time, no more: as each leaves it by as many pairs, it is zero again after both.
-inline constexpr int kPacesOfSize = 16;
-[[maybe_unused]] static __device__ PaceCounter pace_counters[(kMaxPairs + 1) * kPacesOfSize];
-inline int next_pace_counter(int pairs) {
+// Launches of the same number of pairs use their counters round-robin. Two that run at once and
+// have the same one lose time, no more: each subtracts what it added, so it is zero after both.
+inline constexpr int kCountersOfSize = 16;
+[[maybe_unused]] static __device__ ThrottleCounter
+    throttle_counters[(kMaxPairs + 1) * kCountersOfSize];
+inline int next_throttle_counter(int pairs) {
   static std::atomic<unsigned> launches = 0;
-  return pairs * kPacesOfSize + static_cast<int>(launches++ % kPacesOfSize);
+  return pairs * kCountersOfSize + static_cast<int>(launches++ % kCountersOfSize);
 }
 
 // One thread of each pair has one.
-class Pace {
+class Throttle {
  public:
-  __device__ Pace(PaceCounter& counter, int pairs) : counter_(counter), pairs_(pairs) {}
+  __device__ Throttle(ThrottleCounter& counter, int pairs) : counter_(counter), pairs_(pairs) {}
 
   // Before each step.
   __device__ __forceinline__ void step() {
@@ -68,7 +69,7 @@ class Pace {
     atomicAdd(&counter_.steps, kFree);
   }
 
-  PaceCounter& counter_;
+  ThrottleCounter& counter_;
   unsigned pairs_;
   int64_t done_ = 0;
   uint64_t steps_ = 0;  // of all pairs, when this one had done kEvery less

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "moxie/core/quantize/tile.cuh"
+#include "moxie/core/quantize/quantize_kernel.cuh"
 #include "moxie/core/tile/group_search.cuh"
 #include "moxie/core/tile/raster.cuh"
 

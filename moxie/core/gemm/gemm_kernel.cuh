@@ -6,10 +6,10 @@
 #include "moxie/core/base/device.h"
 #include "moxie/core/gemm/choose_tile.h"
 #include "moxie/core/gemm/consumer.cuh"
-#include "moxie/core/gemm/depth_schedule.cuh"
 #include "moxie/core/gemm/epilogue.cuh"
 #include "moxie/core/gemm/producer.cuh"
-#include "moxie/core/gemm/row_schedule.cuh"
+#include "moxie/core/gemm/schedule_rows.cuh"
+#include "moxie/core/gemm/schedule_wgrad.cuh"
 #include "moxie/core/ptx/cluster.cuh"
 #include "moxie/core/ptx/tensor_map.cuh"
 
@@ -18,7 +18,7 @@ namespace moxie::sm90 {
 // The scheduler's side of the ring: one warp.
 template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
-  std::conditional_t<Tile::kRagged == Ragged::kRows, RowSchedule<Tile>, DepthSchedule<Tile>>
+  std::conditional_t<Tile::kRagged == Ragged::kRows, RowsSchedule<Tile>, WgradSchedule<Tile>>
       schedule(p, shared.schedule, cta_in_pair);
   RingPlace<GemmShared<Tile>::kWorks> at;
   for (bool more = true; more; at.advance()) {
@@ -45,12 +45,12 @@ __global__ __launch_bounds__(Tile::kThreads,
   const int cta_in_pair = static_cast<int>(ptx::cluster_cta_rank());
   if (threadIdx.x == 0) {
     for (int i = 0; i < Tile::kStages; ++i) {
-      ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScalers);
+      ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
     }
     for (int i = 0; i < Shared::kWorks; ++i) {
       ptx::mbarrier_init(&shared.work_full[i], 1);
-      ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScalers);
+      ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScaleWarps);
     }
     ptx::fence_mbarrier_init();
     ptx::prefetch_tensormap(&p.a);
@@ -67,7 +67,7 @@ __global__ __launch_bounds__(Tile::kThreads,
     } else if (warp == kConsumerWarps + 1) {
       schedule<Tile>(p, shared, cta_in_pair);
     } else {
-      Scaler<Tile>(p, shared, warp - kConsumerWarps - 2).run();
+      ScaleWarp<Tile>(p, shared, warp - kConsumerWarps - 2).run();
     }
   } else {
     ptx::setmaxnreg_inc<Tile::kRegisters>();
@@ -139,9 +139,10 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   config.stream = static_cast<cudaStream_t>(how.stream);
   config.attrs = &cluster;
   config.numAttrs = 1;
-  GemmParams with_pace = params;
-  if (Tile::kRagged == Ragged::kDepth) with_pace.pace = next_pace_counter(static_cast<int>(pairs));
-  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, with_pace));
+  GemmParams with_counter = params;
+  if (Tile::kRagged == Ragged::kDepth)
+    with_counter.throttle = next_throttle_counter(static_cast<int>(pairs));
+  MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, with_counter));
 }
 
 template <Ragged kRagged>

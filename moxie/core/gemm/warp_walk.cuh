@@ -8,9 +8,9 @@
 namespace moxie::sm90 {
 
 // One group after the other. The lanes walk together: they read offs 32 at a time.
-class WarpGroupWalk {
+class WarpWalk {
  public:
-  __device__ explicit WarpGroupWalk(const ScheduleParams& p) : p_(p) {}
+  __device__ explicit WarpWalk(const ScheduleParams& p) : p_(p) {}
 
   int group = -1;
   int begin = 0, end = 0;         // rows

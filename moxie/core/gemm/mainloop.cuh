@@ -2,7 +2,7 @@
 // scaled, into f32.
 #pragma once
 
-#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/gemm/work_ring.cuh"
 #include "moxie/core/ptx/wgmma.cuh"
 
 namespace moxie::sm90 {
@@ -11,8 +11,8 @@ namespace moxie::sm90 {
 // and columns.
 using Product = float[64];
 
-// Of one stage, as wgmma_descriptor_low has them.
-struct Operands {
+// Of the operands of one stage: what wgmma_descriptor_low gives.
+struct StageDescriptors {
   uint32_t a, b;
 };
 
@@ -51,7 +51,7 @@ class Stages {
   __device__ __forceinline__ int rows_of(const Work& work) const {
     return uniform(work.rows - warpgroup_ * kWgmmaM);
   }
-  __device__ __forceinline__ Operands operands() const {
+  __device__ __forceinline__ StageDescriptors descriptors() const {
     constexpr uint32_t kStage = sizeof(typename GemmShared<Tile>::Stage) / ptx::kDescriptorUnit;
     return {first_.a + at_.slot * kStage, first_.b + at_.slot * kStage};
   }
@@ -60,11 +60,11 @@ class Stages {
   GemmShared<Tile>& shared_;
   RingPlace<Tile::kStages> at_;
   int warpgroup_;
-  Operands first_;
+  StageDescriptors first_;
   uint32_t first_empty_;
 };
 
-__device__ __forceinline__ void issue(const Operands& of, Product& product) {
+__device__ __forceinline__ void issue(const StageDescriptors& of, Product& product) {
   constexpr int kNextK = kWgmmaK / ptx::kDescriptorUnit;
   ptx::keep_in_registers(product);
   ptx::wgmma_fence();

@@ -2,8 +2,8 @@
 // consumer thread has a word to read per step, and in wgrad b's four.
 #pragma once
 
-#include "moxie/core/gemm/scales.cuh"
-#include "moxie/core/gemm/schedule.cuh"
+#include "moxie/core/gemm/scale_codes.cuh"
+#include "moxie/core/gemm/work_ring.cuh"
 
 namespace moxie::sm90 {
 
@@ -67,14 +67,14 @@ class CodeStream {
 // Half of the rows, one warp. Lane l has pairs l and, if there are so many, l + 32 of its half, and
 // span l % kSpans of b.
 template <class Tile>
-class Scaler {
+class ScaleWarp {
  public:
-  __device__ Scaler(const GemmParams& p, GemmShared<Tile>& shared, int which)
+  __device__ ScaleWarp(const GemmParams& p, GemmShared<Tile>& shared, int which)
       : p_(p), shared_(shared), which_(which) {}
 
   __device__ void run() {
-    WorkQueue<Tile> queue(shared_);
-    const Work* work = &queue.next();
+    WorkRing<Tile> ring(shared_);
+    const Work* work = &ring.next();
     start(*work);
     while (work->valid) {
       const Work* next = nullptr;
@@ -85,15 +85,15 @@ class Scaler {
           a_.next(p_.scale_a);
           b_.next(p_.scale_b);
         } else {
-          next = &queue.next();
+          next = &ring.next();
           start(*next);
         }
         put(min(steps - step, kQuad));
       }
       __syncwarp();
-      if (cuda::lane_index() == 0) queue.release(*work);
+      if (cuda::lane_index() == 0) ring.release(*work);
       if (next == nullptr) {
-        next = &queue.next();
+        next = &ring.next();
         start(*next);
       }
       work = next;
@@ -101,7 +101,7 @@ class Scaler {
   }
 
  private:
-  static constexpr int kMine = Tile::kM / 2 / Tile::kScalers;             // pairs
+  static constexpr int kMine = Tile::kM / 2 / Tile::kScaleWarps;          // pairs
   static constexpr int kPairs = (kMine + cuda::kWarp - 1) / cuda::kWarp;  // of a lane
   using RowCodes = CodeStream<2 * kPairs, Tile::kRagged>;
 
@@ -120,16 +120,16 @@ class Scaler {
   __device__ void take(int left) {
     const uint32_t b = b_.codes(0);
     uint32_t wild = top_if_wild(b);
-    b_exponents_ = b - k63;
+    b_exponents_ = b - kBelowTame;
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
       const uint32_t a = a_.codes(i);
       // Rows that are not stored may hold anything; they need not be slow.
       if (has(i / 2) && RowCodes::row(i) < rows_) wild |= top_if_wild(a);
-      a_exponents_[i] = a - k64;
+      a_exponents_[i] = a - kLowestTame;
       if constexpr (Tile::kSpans == 1) a_exponents_[i] += b_exponents_;
     }
-    wild_ = __any_sync(~0u, wild & kTop & bytes_of_steps(left));
+    wild_ = __any_sync(~0u, wild & kTopBits & bytes_of_steps(left));
   }
 
   // Those of the first `count` of the four steps, each when its stage is free.

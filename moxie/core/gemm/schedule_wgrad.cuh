@@ -5,15 +5,15 @@
 // than half a round are dealt out one after the other.
 #pragma once
 
-#include "moxie/core/gemm/group_walk.cuh"
-#include "moxie/core/gemm/turns.cuh"
+#include "moxie/core/gemm/tile_queue.cuh"
+#include "moxie/core/gemm/warp_walk.cuh"
 
 namespace moxie::sm90 {
 
 // The deepest groups first, so that the tiles which end the kernel are the short ones.
 __device__ inline void sort_groups(ScheduleShared<Ragged::kDepth>& shared,
                                    const ScheduleParams& p) {
-  WarpGroupWalk walk(p);
+  WarpWalk walk(p);
   for (int g = 0; g <= p.groups; ++g) {
     walk.next();
     if (cuda::lane_index() == 0) shared.begin[g] = walk.k_begin;
@@ -30,11 +30,11 @@ __device__ inline void sort_groups(ScheduleShared<Ragged::kDepth>& shared,
 }
 
 template <class Tile>
-class DepthSchedule {
+class WgradSchedule {
  public:
   using Shared = ScheduleShared<Ragged::kDepth>;
 
-  __device__ DepthSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
+  __device__ WgradSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
       : p_(p),
         shared_(shared),
         walk_(p),
@@ -44,7 +44,7 @@ class DepthSchedule {
         tiles_m_(ceil_div(p.m, Tile::kM)),
         columns_(ceil_div(p.n, kTileN * kCluster)),
         rounds_(max(0, (2 * tiles_m_ * columns_ / pairs_ - 1) / 2)),
-        turns_(shared.turns, pairs_) {
+        queue_(shared.queue, pairs_) {
     if (p.groups <= Shared::kSorted) sort_groups(shared, p);
     walk_.next();
   }
@@ -62,7 +62,7 @@ class DepthSchedule {
   static constexpr int kEndSteps = 2;  // what the end of a tile costs
 
   // Pairs take every so many-th tile, there and back again: as tiles get shorter along the list,
-  // each pair gets long and short ones. Turns would take longer to work out than such tiles take.
+  // each pair gets long and short ones. A TileQueue would take longer than such tiles take.
   __device__ Work dealt() {
     const int index = round_ * pairs_ + (round_ % 2 ? pairs_ - 1 - me_ : me_);
     const int tiles = tiles_m_ * columns_, place = index / tiles;
@@ -81,8 +81,8 @@ class DepthSchedule {
       if (place_ == p_.groups) return {};
       Work work = in_place(place_);
       while (first + passed_ < end) {
-        const int count = min(end - first - passed_, most), before = turns_.before(me_);
-        turns_.pass(count, work.k_blocks + kEndSteps);
+        const int count = min(end - first - passed_, most), before = queue_.before(me_);
+        queue_.pass(count, work.k_blocks + kEndSteps);
         passed_ += count;
         if (before >= count) continue;
         set_tile(work, first + passed_ - count + before);
@@ -122,14 +122,14 @@ class DepthSchedule {
 
   const ScheduleParams& p_;
   const Shared& shared_;
-  WarpGroupWalk walk_;
+  WarpWalk walk_;
   int cta_in_pair_, me_, pairs_;
   int tiles_m_, columns_;
   int rounds_;  // of a group; at least half a round is left over, or none of it could be balanced
   int round_ = 0;
   // Of those left over: the group, and how many of it have been taken.
   int place_ = 0, passed_ = 0;
-  Turns turns_;
+  TileQueue queue_;
 };
 
 }  // namespace moxie::sm90

@@ -4,7 +4,7 @@
 
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/format/e8m0.h"
-#include "moxie/core/gemm/tile.cuh"
+#include "moxie/core/gemm/gemm_params.cuh"
 
 namespace moxie::sm90 {
 
@@ -36,9 +36,11 @@ __device__ inline int code_at(const ScaleMatrix& scale, CodeRow at, int k) {
 //
 // Of four codes at a time: a byte below the subtrahend or 128 above it ends with its top bit set.
 // What it borrows may clear that bit in the byte above, but the word has one set then.
-inline constexpr uint32_t k63 = 0x3f3f3f3f, k64 = 0x40404040, kTop = 0x80808080;
+// The two constants add up to 127, so that the sum of both differences is the exponent field of the
+// product.
+inline constexpr uint32_t kBelowTame = 0x3f3f3f3f, kLowestTame = 0x40404040, kTopBits = 0x80808080;
 __device__ __forceinline__ uint32_t top_if_wild(uint32_t codes) {
-  return (codes - k64) | (codes - k63);
+  return (codes - kLowestTame) | (codes - kBelowTame);
 }
 
 // The bytes of the first `left` steps.

@@ -32,12 +32,12 @@ struct SpanScales<1> {};
 // The scales of one step, as bits that f32 have for an exponent. A word has those of two rows, in
 // 16 bits each: of row r and, above, of row r + 8, which are what a thread of wgmma holds (Rows).
 // If there is one scale of b they are products with it, else b's, to be added, are in spans. wild:
-// whether one of the scales of these four steps, in either half of the rows, is wild (scales.cuh);
-// the others are then anything.
+// whether one of the scales of these four steps, in either half of the rows, is wild
+// (scale_codes.cuh); the others are then anything.
 template <class Tile>
 struct StepScales : SpanScales<Tile::kSpans> {
   uint32_t pairs[Tile::kM / 2];
-  alignas(4) uint16_t wild[Tile::kScalers];
+  alignas(4) uint16_t wild[Tile::kScaleWarps];
 };
 
 template <class Tile>
@@ -48,7 +48,7 @@ struct GemmShared {
   } stage[Tile::kStages];
   StoreBox out[Tile::kConsumerWarps][Tile::kBoxes];
   StepScales<Tile> scales[Tile::kStages];
-  uint64_t full[Tile::kStages];   // copy engine, scalers -> consumers: all is there
+  uint64_t full[Tile::kStages];   // copy engine, scale warps -> consumers: all is there
   uint64_t empty[Tile::kStages];  // consumers of both CTAs -> those: may be overwritten
   static constexpr int kWorks = 4;
   Work work[kWorks];
@@ -87,7 +87,7 @@ struct GemmParams : ScheduleParams {
   Format bias_format;
   int bias_stride;      // from one group's to the next; 0: one for all
   int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
-  int pace;             // kDepth: which counter (pace.cuh); the launch sets it
+  int throttle;         // kDepth: which counter (throttle.cuh); the launch sets it
   bool add;             // kDepth: out += instead of =
 };
 
