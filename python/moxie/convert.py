@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from moxie.config import AnyConfig, GroupedMMConfig, MXLinearConfig, recipe_of, wants_cache
+from moxie.convert_parameter import convert_parameter_, restore_parameter_
 from moxie.converted import Conversion, is_converted
-from moxie.experts import convert_parameter_, restore_parameter_
 from moxie.fqn import DEFAULT, FqnToConfig, closest, matching_key, names_matched
 from moxie.gemm import WeightCache
 from moxie.linear import MXLinear

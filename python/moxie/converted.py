@@ -24,7 +24,7 @@ class Conversion:
         self.config = config
         self.recipe = str(recipe_of(config))
         self.cache: Optional[WeightCache] = None
-        self.cache_is_turned = wants_cache(config) == "kn"
+        self.cache_is_transposed = wants_cache(config) == "kn"
         self.used = False  # by a product, in eager mode
         self.ended = False  # undone, or replaced by another
 
@@ -33,9 +33,9 @@ class Conversion:
 
 
 class _Converted:
-    """Of every class here: `_moxie`, the Conversion, and `_moxie_turned`.
+    """Of every class here: `_moxie`, the Conversion, and `_moxie_transposed`.
 
-    `_moxie_turned` is False for the whole parameter as it is stored, True for its transpose, None for anything else: only the
+    `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else: only the
     whole of it has a weight cache.
     """
 
@@ -49,8 +49,8 @@ class _Converted:
                 return func(*args, **kwargs) if out is None else out
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
-        turn = _VIEWS.get(func)
-        if turn is None or not isinstance(args[0], _Converted):
+        transposes = _VIEWS.get(func)
+        if transposes is None or not isinstance(args[0], _Converted):
             return out
         if func in _DETACH and isinstance(args[0], nn.Parameter):
             return out  # what a state dict holds
@@ -58,7 +58,7 @@ class _Converted:
             return type(out)([_mark(part, args[0], None) for part in out])
         if not isinstance(out, Tensor) or out.dim() == 0:
             return out  # the name of its type; an element, which is printed as a number
-        return _mark(out, args[0], turn(args, kwargs, out))
+        return _mark(out, args[0], transposes(args, kwargs, out))
 
     def __deepcopy__(self, memo):
         if id(self) not in memo:
@@ -87,20 +87,21 @@ class ConvertedParameter(_Converted, nn.Parameter):
     """A parameter whose products run through Moxie."""
 
 
-_OURS = ("_moxie", "_moxie_turned", "_is_param")  # of the attributes that users may add to
+_OURS = ("_moxie", "_moxie_transposed", "_is_param")  # of the attributes that users may add to
 
 
-def tag(parameter: nn.Parameter, conversion: Conversion, turned: Optional[bool] = False) -> None:
-    parameter._moxie, parameter._moxie_turned = conversion, turned
+def tag(parameter: nn.Parameter, conversion: Conversion, transposed: Optional[bool] = False) -> None:
+    parameter._moxie, parameter._moxie_transposed = conversion, transposed
     parameter.__class__ = ConvertedParameter
 
 
-def _mark(out: Tensor, origin: Tensor, turned: Optional[bool]) -> Tensor:
+def _mark(out: Tensor, origin: Tensor, transposed: Optional[bool]) -> Tensor:
     # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
     out = out.view(out.shape) if torch.compiler.is_compiling() else out
     out = out.as_subclass(ConvertedTensor)
     out._moxie = origin._moxie
-    out._moxie_turned = None if turned is None or origin._moxie_turned is None else origin._moxie_turned != turned
+    before = origin._moxie_transposed
+    out._moxie_transposed = None if transposed is None or before is None else before != transposed
     return out
 
 
@@ -109,12 +110,12 @@ def _mark(out: Tensor, origin: Tensor, turned: Optional[bool]) -> Tensor:
 _LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 
 
-def _turned_by_dims(args, kwargs, out) -> Optional[bool]:
+def _transposed_by_dims(args, kwargs, out) -> Optional[bool]:
     dims = tuple(args[1:]) + tuple(kwargs.values())
     return True if args[0].dim() == 3 and dims in _LAST_TWO else None
 
 
-def _turned_by_permute(args, kwargs, out) -> Optional[bool]:
+def _transposed_by_permute(args, kwargs, out) -> Optional[bool]:
     dims = args[1:] if len(args) > 2 else tuple(args[1]) if len(args) == 2 else tuple(kwargs.get("dims", ()))
     return True if tuple(dims) in ((0, 2, 1), (0, -1, -2)) else None
 
@@ -123,7 +124,7 @@ def _same(args, kwargs, out) -> Optional[bool]:
     return False
 
 
-def _turned(args, kwargs, out) -> Optional[bool]:
+def _transposed(args, kwargs, out) -> Optional[bool]:
     return True
 
 
@@ -137,24 +138,24 @@ def _part(args, kwargs, out) -> Optional[bool]:
 
 
 def _views() -> dict[Callable, Callable]:
-    """From a function to how it turns the whole parameter. Only these keep the conversion."""
-    views = {torch.Tensor.mT.__get__: _turned, torch.Tensor.mH.__get__: _turned, torch.Tensor.T.__get__: _part,
+    """From a function to how it transposes the whole parameter. Only these keep the conversion."""
+    views = {torch.Tensor.mT.__get__: _transposed, torch.Tensor.mH.__get__: _transposed, torch.Tensor.T.__get__: _part,
              torch.Tensor.__getitem__: _part}
     names = {
-        _turned_by_dims: "transpose swapaxes swapdims",
-        _turned_by_permute: "permute",
-        _turned: "adjoint",
+        _transposed_by_dims: "transpose swapaxes swapdims",
+        _transposed_by_permute: "permute",
+        _transposed: "adjoint",
         _same: "detach contiguous",
         _cast: "to type type_as bfloat16 float cuda cpu",
         _part: "t select narrow unbind chunk split tensor_split view view_as reshape unsqueeze squeeze flatten unflatten expand "
                "movedim moveaxis clone empty_like index_select",
     }
-    for turn, functions in names.items():
+    for transposes, functions in names.items():
         for name in functions.split():
             for owner in (torch, torch.Tensor):
                 function = getattr(owner, name, None)
                 if callable(function):  # torch.float is a dtype, and torch.cuda a module
-                    views[function] = turn
+                    views[function] = transposes
     return views
 
 
@@ -165,47 +166,47 @@ _DETACH = (torch.Tensor.detach, torch.detach)
 # Each takes the arguments of torch's function and means the same. None: not a product with a converted weight, so torch's own.
 
 
-def _cache_of(w: Tensor, turned: bool) -> Optional[WeightCache]:
-    """w's cache, if w is the whole parameter in the orientation that was cached: `turned` says how the product took it."""
+def _cache_of(w: Tensor, transposed: bool) -> Optional[WeightCache]:
+    """w's cache, if w is the whole parameter in the orientation that was cached: `transposed` says how the product took it."""
     conversion = w._moxie
     if conversion.cache is None:
         return None
-    if w._moxie_turned is not None and (w._moxie_turned != turned) == conversion.cache_is_turned:
+    if w._moxie_transposed is not None and (w._moxie_transposed != transposed) == conversion.cache_is_transposed:
         return conversion.cache
     if not torch.compiler.is_compiling():
-        stored, other = ("[G, K, N]", True) if conversion.cache_is_turned else ("[G, N, K]", "kn")
+        stored, other = ("[G, K, N]", True) if conversion.cache_is_transposed else ("[G, N, K]", "kn")
         why = (f"the weight cache takes it for {stored}, and the model multiplies by it as the other order; "
-               f"weight_cache={other!r} is right for it. Until then" if w._moxie_turned is not None else
+               f"weight_cache={other!r} is right for it. Until then" if w._moxie_transposed is not None else
                "the weight cache is of the whole parameter, and the model multiplies by a part or a copy of it, so")
         warnings.warn(f"{conversion.name}: {why} it is quantized in every forward.", stacklevel=2)
     return None
 
 
-def _multiply(x: Tensor, w: Tensor, turned: bool, offs=None, bias=None, dtype=None) -> Tensor:
-    """x times w as [G, N, K] (turned: as [G, K, N], the order of torch's grouped product)."""
-    conversion, cache = w._moxie, _cache_of(w, turned)
+def _multiply(x: Tensor, w: Tensor, transposed: bool, offs=None, bias=None, dtype=None) -> Tensor:
+    """x times w as [G, N, K] (transposed: as [G, K, N], the order of torch's grouped product)."""
+    conversion, cache = w._moxie, _cache_of(w, transposed)
     if not torch.compiler.is_compiling():
         conversion.used = True
-    w = w.transpose(-2, -1) if turned else w
+    w = w.transpose(-2, -1) if transposed else w
     return grouped_mm(x, w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache)
 
 
-def _multiply_2d(x: Tensor, w: Tensor, turned: bool, bias=None) -> Tensor:
-    """x [..., K] times one matrix [N, K] (turned: [K, N])."""
+def _multiply_2d(x: Tensor, w: Tensor, transposed: bool, bias=None) -> Tensor:
+    """x [..., K] times one matrix [N, K] (transposed: [K, N])."""
     conversion = w._moxie
-    _cache_of(w, turned)  # there is none of a matrix: it only warns
+    _cache_of(w, transposed)  # there is none of a matrix: it only warns
     if not torch.compiler.is_compiling():
         conversion.used = True
-    w = w.t() if turned else w
+    w = w.t() if transposed else w
     y = grouped_mm(x.reshape(-1, x.shape[-1]), w.unsqueeze(0), recipe=conversion.recipe, bias=bias)
     return y.reshape(*x.shape[:-1], w.shape[0])
 
 
-def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None, *, turned: bool = True) -> Tensor:
-    """x [G, T, K] times w [G, K, N] (not turned: [G, N, K]): groups of T rows."""
+def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None, *, transposed: bool = True) -> Tensor:
+    """x [G, T, K] times w [G, K, N] (not transposed: [G, N, K]): groups of T rows."""
     groups, rows, k = x.shape
     offs = torch.arange(1, groups + 1, dtype=torch.int32, device=x.device) * rows
-    y = _multiply(x.reshape(-1, k), w, turned, offs, bias, dtype)
+    y = _multiply(x.reshape(-1, k), w, transposed, offs, bias, dtype)
     return y.view(groups, rows, y.shape[1])
 
 
@@ -246,7 +247,7 @@ def _matmul(input, other=None, out_dtype=None, *, tensor2=None):  # noqa: A002
     if input.dim() == 2 and other.dim() == 2:  # w x: the transpose of x^T w^T
         return _multiply_2d(other.t(), input, False).t()
     if input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]:
-        return _multiply_batch(other.mT, input, turned=False).mT
+        return _multiply_batch(other.mT, input, transposed=False).mT
     return None
 
 

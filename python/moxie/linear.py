@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from moxie.config import AnyConfig, wants_cache
+from moxie.convert_parameter import ViewCache, stacked
 from moxie.converted import Conversion
-from moxie.experts import ViewCache, stacked
 from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 
 

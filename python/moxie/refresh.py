@@ -5,7 +5,7 @@ from typing import Optional
 import torch
 from torch import nn
 
-from moxie.experts import refresh_parameters_
+from moxie.convert_parameter import refresh_parameters_
 from moxie.gemm import WeightCache
 from moxie.linear import MXLinear
 from moxie.nn import GroupedExperts

@@ -255,9 +255,9 @@ def test_nan_of_a_row_stays_in_its_row_and_its_expert(recipe, bad, device):
 def test_strided_inputs_and_gradients_give_the_same_bytes(recipe, device):
     problem = gaussian(RAGGED, 72, 160, tail=9, device=device, bias="gn")
     apart = lambda t: torch.stack([t, t], -1)[..., 1]  # noqa: E731
-    turned = lambda t: t.mT.contiguous().mT  # noqa: E731
+    transposed = lambda t: t.mT.contiguous().mT  # noqa: E731
     expected = run(problem, recipe)
-    for change in (apart, turned):
+    for change in (apart, transposed):
         strided = Problem(*(change(t) for t in (problem.x, problem.w, problem.dy)), problem.offs, change(problem.bias))
         assert not strided.w.is_contiguous()
         actual = run(strided, recipe)

@@ -16,7 +16,7 @@ from moxie.converted import Conversion, ConvertedParameter, ConvertedTensor, is_
 from moxie.gemm import WeightCache
 
 
-def turned(w: Tensor) -> Tensor:
+def transposed(w: Tensor) -> Tensor:
     return w.mT
 
 
@@ -25,7 +25,7 @@ def stacked(w: Tensor) -> Tensor:
 
 
 class ViewCache(WeightCache):
-    """The cache of a parameter that a product takes as another view of it: [G, K, N] turned, or [N, K] as a stack of one."""
+    """The cache of a parameter that a product takes as another view of it: [G, K, N] transposed, or [N, K] as a stack of one."""
 
     def __init__(self, w: Tensor, view: Callable[[Tensor], Tensor], *, recipe: str):
         self._view = view
@@ -49,15 +49,15 @@ class Names(dict):
     def __reduce_ex__(self, protocol):
         module = self.module()
         entries = [(name, conversion, module._parameters.get(name)) for name, conversion in self.items()]
-        return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_turned", None)) for entry in entries])
+        return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_transposed", None)) for entry in entries])
 
 
 def _rebuild(module: nn.Module, entries: list[tuple[str, Conversion, nn.Parameter, Optional[bool]]]) -> Names:
     names = Names(module)
-    for name, conversion, parameter, turned_by in entries:
+    for name, conversion, parameter, transposed_by in entries:
         names[name] = conversion
         if type(parameter) is nn.Parameter:
-            tag(parameter, conversion, turned_by)
+            tag(parameter, conversion, transposed_by)
     return names
 
 
@@ -78,8 +78,8 @@ def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> 
 def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: Conversion) -> None:
     restore_parameter_(module, name)
     if wants_cache(conversion.config) and parameter.dim() == 3:
-        args = (parameter, turned) if conversion.cache_is_turned else (parameter,)
-        conversion.cache = (ViewCache if conversion.cache_is_turned else WeightCache)(*args, recipe=conversion.recipe)
+        args = (parameter, transposed) if conversion.cache_is_transposed else (parameter,)
+        conversion.cache = (ViewCache if conversion.cache_is_transposed else WeightCache)(*args, recipe=conversion.recipe)
         module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
     tag(parameter, conversion)
 
@@ -120,7 +120,7 @@ def restore_parameter_(module: nn.Module, name: str) -> None:
     parameter = module._parameters.get(name)
     if is_converted(parameter):
         parameter.__class__ = nn.Parameter
-        del parameter._moxie, parameter._moxie_turned
+        del parameter._moxie, parameter._moxie_transposed
     converted = module.__dict__.get("_moxie_converted", {})
     conversion = converted.pop(name, None)
     if conversion is not None:
