@@ -11,9 +11,9 @@ int main() {
   x[1] = -1.0f;
   std::array<moxie::e4m3, 32> qdata{};
   std::array<moxie::e8m0, 1> scale{};
-  const moxie::Operand rowwise{.block = {1, 32},
-                               .qdata = {.data = qdata.data(), .shape = {1, 32}},
-                               .scale = {.data = scale.data(), .shape = {1, 1}}};
+  const moxie::QuantizedOut rowwise{.block = {1, 32},
+                                    .qdata = {.data = qdata.data(), .shape = {1, 32}},
+                                    .scale = {.data = scale.data(), .shape = {1, 1}}};
   const moxie::ConstFloatView view{
       .data = x.data(), .format = moxie::Format::kF32, .shape = {1, 32}};
   moxie::quantize({.x = view, .rowwise = rowwise}, moxie::Exec{});

@@ -43,7 +43,7 @@ TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
       }
     Arena arena(exec().backend);
     const Shape shape{kSide, kSide};
-    const auto operand = [&](Form form, Block block) -> Operand {
+    const auto operand = [&](Form form, Block block) -> QuantizedOut {
       const auto s = operand_shape<int64_t>(shape, std::nullopt, form, block, ScaleLayout::kPlain);
       return {block, ScaleLayout::kPlain, arena.output<e4m3>(s.qdata), arena.output<e8m0>(s.scale)};
     };

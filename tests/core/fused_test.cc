@@ -56,7 +56,7 @@ struct Request {
       groups = static_cast<int64_t>(offs.size());
       forms.offs = arena.input(offs, {*groups});
     }
-    const auto operand = [&](Form form, Block block) -> Operand {
+    const auto operand = [&](Form form, Block block) -> QuantizedOut {
       const auto shape = operand_shape<int64_t>(x, groups, form, block, layout);
       return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
     };

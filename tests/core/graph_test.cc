@@ -97,7 +97,7 @@ ConstFloatView random_input(Arena& arena, int64_t cols) {
 
 QuantizeForms forms_for(Arena& arena, int64_t cols, const View<const int32_t>& offs,
                         ScaleLayout layout = ScaleLayout::kPlain) {
-  const auto operand = [&](Form form, Block block) -> Operand {
+  const auto operand = [&](Form form, Block block) -> QuantizedOut {
     const auto shape = operand_shape<int64_t>({kGraphRows, cols}, offs.dim(0), form, block, layout);
     return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
   };
@@ -116,7 +116,7 @@ Prepare quantize_and_back(ScaleLayout layout) {
     return [=](const Exec& exec) {
       quantize(args_of(x, forms), exec);
       quantize(args_of(x, again), exec);
-      const Operand &from = *forms.rowwise, &turned = *forms.colwise;
+      const QuantizedOut &from = *forms.rowwise, &turned = *forms.colwise;
       requantize({.block = from.block,
                   .from_layout = layout,
                   .qdata = {from.qdata.data, from.qdata.shape},
@@ -163,7 +163,7 @@ Prepare pad_and_row_scale() {
         .padded = arena.output<std::byte>({padded, kGraphCols * 2}),
         .starts = arena.output<int32_t>({groups}),
         .ends = arena.output<int32_t>({groups})};
-    const auto operand = [&](Form form) -> RowScaleOperand {
+    const auto operand = [&](Form form) -> RowScaleOut {
       const auto shape = row_scale_shape<int64_t>(x.shape, groups, form);
       return {arena.output<e4m3>(shape.qdata), arena.output<float>(shape.scale)};
     };

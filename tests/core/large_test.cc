@@ -63,8 +63,8 @@ class Large : public ::testing::Test {
     if (!data) data = input(2, cols);
     return {data, Format::kBf16, {rows, cols}};
   }
-  Operand operand(Form form, int64_t rows, int64_t cols = kCols,
-                  ScaleLayout layout = ScaleLayout::kPlain) {
+  QuantizedOut operand(Form form, int64_t rows, int64_t cols = kCols,
+                       ScaleLayout layout = ScaleLayout::kPlain) {
     const int k = layout == ScaleLayout::kQuads ? kQuadBlock : kMxBlock;
     const Block block = form == Form::kRowwise ? Block{1, k} : Block{k, 1};
     const auto shape = operand_shape<int64_t>({rows, cols}, std::nullopt, form, block, layout);
@@ -90,7 +90,7 @@ class Large : public ::testing::Test {
   static std::vector<uint8_t> last_rows(const void* data, int64_t rows, int64_t row_bytes) {
     return ends(data, 1, rows * row_bytes, kBlockRows * row_bytes);
   }
-  static void expect_same(const Operand& large, const Operand& small, Form form) {
+  static void expect_same(const QuantizedOut& large, const QuantizedOut& small, Form form) {
     const int64_t rows = kRows,
                   cols = form == Form::kRowwise ? large.qdata.dim(1) : large.qdata.dim(0);
     if (form == Form::kRowwise) {
@@ -143,7 +143,7 @@ void Large::dequantize_and_requantize(ScaleLayout layout) {
   quantize(args_of(x(kRows), forms), kCuda);
   quantize(args_of(x(kBlockRows), few), kCuda);
   for (const Form form : {Form::kRowwise, Form::kColwise}) {
-    const auto decode = [&](const Operand& from, int64_t rows) {
+    const auto decode = [&](const QuantizedOut& from, int64_t rows) {
       const FloatView out = values(rows);
       dequantize({.form = form,
                   .block = from.block,
@@ -158,8 +158,8 @@ void Large::dequantize_and_requantize(ScaleLayout layout) {
     expect_same_values(decode(rowwise ? *forms.rowwise : *forms.colwise, kRows),
                        decode(rowwise ? *few.rowwise : *few.colwise, kBlockRows));
   }
-  const auto turn = [&](const Operand& from, int64_t rows) {
-    const Operand out = operand(Form::kColwise, rows);
+  const auto turn = [&](const QuantizedOut& from, int64_t rows) {
+    const QuantizedOut out = operand(Form::kColwise, rows);
     requantize({.block = from.block,
                 .from_layout = layout,
                 .qdata = {from.qdata.data, from.qdata.shape},
@@ -185,7 +185,7 @@ TEST_F(Large, RequantizeInRunsIsThatOfTheQuantizersKernel) {
   auto* const offs = static_cast<int32_t*>(memory(groups * sizeof(int32_t)));
   copy_to_device(offs, group_ends.data(), groups * sizeof(int32_t));
   for (const ScaleLayout layout : {ScaleLayout::kPlain, ScaleLayout::kQuads}) {
-    const Operand from = operand(Form::kRowwise, kTokens, kWidth, layout);
+    const QuantizedOut from = operand(Form::kRowwise, kTokens, kWidth, layout);
     quantize(args_of(x(kTokens, kWidth), {.rowwise = from}), kCuda);
     const int64_t bytes = numel(from.qdata.shape);
     auto* const shifted = static_cast<e4m3*>(memory(bytes + 1)) + 1;
@@ -194,10 +194,10 @@ TEST_F(Large, RequantizeInRunsIsThatOfTheQuantizersKernel) {
       const auto shape =
           operand_shape<int64_t>({kTokens, kWidth}, groups, Form::kColwise, block, layout);
       const int64_t elements = numel(shape.qdata), scales = numel(shape.scale);
-      const Operand out{block,
-                        layout,
-                        {static_cast<e4m3*>(memory(elements)), shape.qdata},
-                        {static_cast<e8m0*>(memory(scales)), shape.scale}};
+      const QuantizedOut out{block,
+                             layout,
+                             {static_cast<e4m3*>(memory(elements)), shape.qdata},
+                             {static_cast<e8m0*>(memory(scales)), shape.scale}};
       requantize({.block = from.block,
                   .from_layout = layout,
                   .qdata = {qdata, from.qdata.shape},
@@ -292,8 +292,8 @@ TEST_F(Large, RowScale) {
     quantize_row_scale(
         {.x = x(rows),
          .offs = std::nullopt,
-         .rowwise = RowScaleOperand{{qdata, shape.qdata},
-                                    {static_cast<float*>(memory(rows * 4)), shape.scale}},
+         .rowwise = RowScaleOut{{qdata, shape.qdata},
+                                {static_cast<float*>(memory(rows * 4)), shape.scale}},
          .colwise = std::nullopt},
         kCuda);
     return last_rows(qdata, rows, kCols);

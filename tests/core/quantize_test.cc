@@ -100,7 +100,7 @@ class OnEveryBackend : public ::testing::TestWithParam<NamedExec> {
     QuantizeArgs args{.x = {arena.input(x, shape).data, format, shape}, .rule = rule};
     const std::optional<int64_t> groups = groups_of(offs);
     if (groups) args.offs = arena.input(offs, {*groups});
-    const auto operand = [&](Form form, Block block) -> Operand {
+    const auto operand = [&](Form form, Block block) -> QuantizedOut {
       const auto s = operand_shape<int64_t>(shape, groups, form, block, ScaleLayout::kPlain);
       return {block, ScaleLayout::kPlain, arena.output<e4m3>(s.qdata), arena.output<e8m0>(s.scale)};
     };

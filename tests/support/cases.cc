@@ -80,7 +80,8 @@ Block random_block(Random& random, Form form, const Problem& problem) {
   }
 }
 
-Operand operand_in(Arena& arena, const Problem& p, Form form, Block block, ScaleLayout layout) {
+QuantizedOut operand_in(Arena& arena, const Problem& p, Form form, Block block,
+                        ScaleLayout layout) {
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), form, block, layout);
   return {block, layout, arena.output<e4m3>(shape.qdata), arena.output<e8m0>(shape.scale)};
 }
@@ -191,7 +192,7 @@ Case row_scale_case(Random& random) {
                       .offs = problem.offs_in(arena),
                       .rowwise = std::nullopt,
                       .colwise = std::nullopt};
-    const auto operand = [&](Form form) -> RowScaleOperand {
+    const auto operand = [&](Form form) -> RowScaleOut {
       const auto shape = row_scale_shape<int64_t>(x, groups, form);
       return {arena.output<e4m3>(shape.qdata), arena.output<float>(shape.scale)};
     };

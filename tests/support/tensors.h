@@ -22,12 +22,12 @@ struct Quantized {
     operand_ = {block, layout, {qdata.data(), qdata_shape}, {scale.data(), scale_shape}};
   }
   Quantized(Quantized&&) = default;
-  const Operand& operand() const { return operand_; }
+  const QuantizedOut& operand() const { return operand_; }
   e4m3 q(int64_t row, int64_t col) const { return qdata[row * qdata_shape.dim(-1) + col]; }
   e8m0 s(int64_t row, int64_t col) const { return scale[row * scale_shape.dim(-1) + col]; }
 
  private:
-  Operand operand_;
+  QuantizedOut operand_;
 };
 
 inline OptionalOffs view_of(const std::vector<int32_t>& offs) {

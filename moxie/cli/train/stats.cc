@@ -12,12 +12,12 @@ using Json = nlohmann::ordered_json;
 
 // Operands in the words of the model: of the two products of an MLP, x and w13 give h, then h and
 // w2 give y; their gradients are dh and dy. The transposed forms differ little, and are left out.
-struct Operand {
+struct NamedOperand {
   int64_t product, part;  // places in stats()
   std::string name;
 };
 
-std::vector<Operand> operands_of(const nn::Quantizable& module) {
+std::vector<NamedOperand> operands_of(const nn::Quantizable& module) {
   enum : int64_t { kX = 0, kW = 1, kDy = 4 };  // in kStatsParts
   if (module.products().size() == 1) return {{0, kX, "x"}, {0, kW, "weight"}, {0, kDy, "dy"}};
   return {{0, kX, "x"}, {0, kW, "w13"}, {0, kDy, "dh"},
@@ -58,7 +58,7 @@ void Stats::write(int64_t step, Metrics& metrics) const {
   }
   for (const Module& module : modules_) {
     const at::Tensor stats = module.quantizable->stats().cpu(), decibels = sqnr(stats);
-    for (const Operand& operand : operands_of(*module.quantizable)) {
+    for (const NamedOperand& operand : operands_of(*module.quantizable)) {
       const at::Tensor of_part = stats[operand.product][operand.part];
       const auto share = [&](int64_t which) {
         return of_part[which].item<double>() / of_part[kNumStats - 1].item<double>();

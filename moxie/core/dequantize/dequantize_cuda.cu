@@ -1,4 +1,4 @@
-// Rowwise: patches are loaded, scaled and stored where they are. Colwise: the tile is turned round
+// Rowwise: fragments are loaded, scaled and stored where they are. Colwise: the tile is transposed
 // in shared memory as bytes, before it grows to bf16 or f32; tiles are cut in the buffer, so that
 // each column of one is read as one piece.
 #include "moxie/core/base/device.h"
@@ -30,7 +30,7 @@ struct DequantizeParams {
 };
 
 // Colwise, of the tile at hand and the next.
-struct TurnedTiles {
+struct TransposedTiles {
   ByteTile tile[2];
   alignas(8) e8m0 code[2][kMaxRowBlocks][kTileCols];
   Place place;
@@ -38,7 +38,7 @@ struct TurnedTiles {
 
 template <Form kForm>
 struct DequantizeStorage {
-  std::conditional_t<kForm == Form::kRowwise, Nothing, TurnedTiles> tiles;
+  std::conditional_t<kForm == Form::kRowwise, Nothing, TransposedTiles> tiles;
   Nothing source;
   RowTileSearch search;
 };
@@ -46,11 +46,11 @@ struct DequantizeStorage {
 // Eight elements of x as words.
 template <class T>
 struct Row {
-  static constexpr int kWords = kPatch * sizeof(T) / 4;
+  static constexpr int kWords = kFragment * sizeof(T) / 4;
   uint32_t word[kWords] = {};
 
   __device__ void set(int j, float a, float b) {  // j is even
-    if constexpr (kWords == kPatch) {
+    if constexpr (kWords == kFragment) {
       word[j] = std::bit_cast<uint32_t>(with_one_nan(a));
       word[j + 1] = std::bit_cast<uint32_t>(with_one_nan(b));
     } else {
@@ -73,23 +73,23 @@ __device__ void store_whole(bf16* to, int count, const Row<bf16>& row) {
 template <class T, bool kAligned>
 struct RowwiseRun {
   RowwiseSource<kAligned> source;
-  Patch<e4m3> patch[1];
+  Fragment<e4m3> fragment[1];
 
   __device__ RowwiseRun(const DequantizeParams<T, kAligned>& p,
                         DequantizeStorage<Form::kRowwise>& s, const RowTile& at)
       : source(p.source.at_rows(p.panels, at, s.source)) {}
-  __device__ void load(const TileSpan& span) { source.load(span, patch); }
-  // Calls store(i, row i of the patch), then load_next().
+  __device__ void load(const TileSpan& span) { source.load(span, fragment); }
+  // Calls store(i, row i of the fragment), then load_next().
   template <class Store, class Load>
   __device__ void finish(Store&& store, Load&& load_next) {
-    patch[0].share_codes();
+    fragment[0].share_codes();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      float x[kPatch];
-      patch[0].row(i, x);
+    for (int i = 0; i < kFragment; ++i) {
+      float x[kFragment];
+      fragment[0].row(i, x);
       Row<T> row;
 #pragma unroll
-      for (int j = 0; j < kPatch; j += 2) row.set(j, x[j], x[j + 1]);
+      for (int j = 0; j < kFragment; j += 2) row.set(j, x[j], x[j + 1]);
       store(i, row);
     }
     load_next();
@@ -102,7 +102,7 @@ struct ColwiseRun {
   static constexpr int kCodes = kMaxRowBlocks * kTileCols / kThreads;
   static_assert(kCodes == 2);
   const DequantizeParams<T, kAligned>& p;
-  TurnedTiles& s;
+  TransposedTiles& s;
   uint8_t code[kCodes];
   int loaded = 0;  // which tile was asked for last
 
@@ -152,7 +152,9 @@ struct ColwiseRun {
     return word % static_cast<int>(kScaleTileCols) * kBand +
            word / static_cast<int>(kScaleTileCols);
   }
-  __device__ static int swizzled_block(int k) { return threadIdx.x % kCodes * kCodes + k; }
+  __device__ static int swizzled_block(int code_index) {
+    return threadIdx.x % kCodes * kCodes + code_index;
+  }
 
   // Of tiles that begin where those of the scales do not, two have a share each.
   __device__ void load_swizzled(const TileSpan& span) {
@@ -174,7 +176,7 @@ struct ColwiseRun {
     return row < span.rows && span.row + row >= 0;
   }
 
-  __device__ void store_codes(TurnedTiles& tiles, int index) const {
+  __device__ void store_codes(TransposedTiles& tiles, int index) const {
     const auto thread = static_cast<int>(threadIdx.x);
 #pragma unroll
     for (int k = 0; k < kCodes; ++k) {
@@ -194,25 +196,25 @@ struct ColwiseRun {
     // All of this tile is there, and no thread is left that decodes the one before it.
     __syncthreads();
     load_next();
-    // The eight rows of a patch are inside one block, as a colwise block has 32 rows or more.
-    const e8m0* codes = &s.code[mine][patch_row() / kMxBlock][patch_col()];
-    Row<T> rows[kPatch];
+    // The eight rows of a fragment are inside one block, as a colwise block has 32 rows or more.
+    const e8m0* codes = &s.code[mine][fragment_row() / kMxBlock][fragment_col()];
+    Row<T> rows[kFragment];
 #pragma unroll
-    for (int j = 0; j < kPatch; j += 2) {
-      float x[2][kPatch];
+    for (int j = 0; j < kFragment; j += 2) {
+      float x[2][kFragment];
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint2 piece = s.tile[mine].piece(j + k);
         ptx::decode4(piece.x, x[k]), ptx::decode4(piece.y, x[k] + 4);
         const float scale = factor_of(codes[j + k].code);
 #pragma unroll
-        for (int r = 0; r < kPatch; ++r) x[k][r] *= scale;
+        for (int r = 0; r < kFragment; ++r) x[k][r] *= scale;
       }
 #pragma unroll
-      for (int r = 0; r < kPatch; ++r) rows[r].set(j, x[0][r], x[1][r]);
+      for (int r = 0; r < kFragment; ++r) rows[r].set(j, x[0][r], x[1][r]);
     }
 #pragma unroll
-    for (int r = 0; r < kPatch; ++r) store(r, rows[r]);
+    for (int r = 0; r < kFragment; ++r) store(r, rows[r]);
   }
 };
 
@@ -257,11 +259,11 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
                 .rows = clip(left - at.row, kTileRows),
                 .cols = 0};
   const auto store = [&](int i, const Row<T>& row) {
-    const int64_t at_row = at.panel.begin + span.row + patch_row() + i;
-    T* const to = p.x + at_row * p.panels.cols + span.col + patch_col();
-    // A panel's first row is the first of a patch.
-    const bool before = kForm == Form::kColwise && span.row + patch_row() < 0;
-    const int count = patch_row() + i < span.rows && !before ? span.cols - patch_col() : 0;
+    const int64_t at_row = at.panel.begin + span.row + fragment_row() + i;
+    T* const to = p.x + at_row * p.panels.cols + span.col + fragment_col();
+    // A panel's first row is the first of a fragment.
+    const bool before = kForm == Form::kColwise && span.row + fragment_row() < 0;
+    const int count = fragment_row() + i < span.rows && !before ? span.cols - fragment_col() : 0;
     if constexpr (kForm == Form::kRowwise && kAligned && std::is_same_v<T, bf16>)
       store_whole(to, count, row);
     else
@@ -272,7 +274,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
     for (; span.col < p.panels.cols; span.col += step) {
       span.cols = clip(p.panels.cols - span.col, kTileCols);
 #pragma unroll
-      for (int i = 0; i < kPatch; ++i) store(i, {});
+      for (int i = 0; i < kFragment; ++i) store(i, {});
     }
     return;
   }
@@ -314,9 +316,9 @@ void dequantize(const DequantizeArgs& args, const Panels& panels, void* stream) 
         .shared_bytes = static_cast<int>(rowwise ? sizeof(DequantizeStorage<Form::kRowwise>)
                                                  : sizeof(DequantizeStorage<Form::kColwise>))};
     auto* x = static_cast<T*>(args.x.data);
-    const bool aligned =
-        is_aligned(x, panels.cols, kPatch) &&
-        is_aligned(args.qdata.data, args.qdata.dim(-1), rowwise ? kRowwisePiece : kColwisePiece);
+    const bool aligned = are_rows_aligned(x, panels.cols, kFragment) &&
+                         are_rows_aligned(args.qdata.data, args.qdata.dim(-1),
+                                          rowwise ? kRowwisePiece : kColwisePiece);
     with_alignment(aligned, [&]<bool kAligned>() {
       const DequantizeParams<T, kAligned> params{
           .panels = panels,

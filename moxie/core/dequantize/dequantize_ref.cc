@@ -21,7 +21,7 @@ void dequantize(const DequantizeArgs& args, const Panels& panels) {
         const int64_t outer = rowwise ? r : c, k = rowwise ? c : r;
         const e4m3 element = args.qdata.data[place.qdata + outer * place.qdata_stride + k];
         const e8m0 scale =
-            scale_of(args.scale.data, place, args.form, block, args.layout, outer, k);
+            scale_at(args.scale.data, place, args.form, block, args.layout, outer, k);
         const float value = to_float(element) * to_float(scale);
         const int64_t at = (panel.begin + r) * panels.cols + c;
         if (args.x.format == Format::kF32)

@@ -12,7 +12,8 @@
 
 namespace moxie::sm90 {
 
-__device__ __forceinline__ uint32_t to_bf16_pair(float first, float second) {
+// Unlike cuda::to_bf16_pair(): a NaN keeps the bits the GPU gives it.
+__device__ __forceinline__ uint32_t to_bf16_pair_any_nan(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return reinterpret_cast<const uint32_t&>(pair);
 }
@@ -91,7 +92,7 @@ class Epilogue {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
           const int at = 32 * half + 4 * j + 2 * i;
-          pairs[i] = to_bf16_pair(sums[at], sums[at + 1]);
+          pairs[i] = to_bf16_pair_any_nan(sums[at], sums[at + 1]);
         }
         ptx::stmatrix_x4(box.bytes + box_row * StoreBox::kBytes + place * 16, pairs);
       }
@@ -119,7 +120,7 @@ class Epilogue {
         const auto value = [&](int i) { return sums[index(chunk, half, i)]; };
         Out* to = out + column(chunk);
         if constexpr (sizeof(Out) == 2) {
-          *reinterpret_cast<uint32_t*>(to) = to_bf16_pair(value(0), value(1));
+          *reinterpret_cast<uint32_t*>(to) = to_bf16_pair_any_nan(value(0), value(1));
         } else {
           float4 word{value(0), value(1), value(2), value(3)};
           if (Tile::kRagged == Ragged::kDepth && p_.add) {

@@ -16,8 +16,6 @@ std::string text(const Parts&... parts) {
 
 constexpr int kAlignment = 16;  // bytes, of what the copy engine reads and of 16-byte stores
 
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
-
 std::string why_not_blocks(const char* name, const GemmOperand& operand, int outer_block) {
   if (operand.outer_block != outer_block || operand.k_block != 128)
     return text("the Hopper kernel needs ", name, " in blocks of ", outer_block,
@@ -41,7 +39,7 @@ std::string why_not_size(const char* name, int64_t size) {
 }
 
 std::string why_not_aligned(const char* name, const void* data) {
-  if (is_aligned(data)) return "";
+  if (reinterpret_cast<uintptr_t>(data) % kAlignment == 0) return "";
   return text("the Hopper kernel needs ", name, " to start at a multiple of ", kAlignment,
               " bytes, got ", data);
 }

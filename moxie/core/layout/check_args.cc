@@ -72,15 +72,14 @@ void check_shape(std::string_view op, std::string_view argument, const Shape& sh
   MOXIE_CHECK(shape == expected, op, ": ", argument, " must be ", expected, ", got ", shape);
 }
 
-void check_operand(std::string_view op, Form form, const Operand& operand, const Shape& x,
-                   const Panels& panels) {
-  check_operand_block(op, form, operand.block, panels);
-  check_layout(op, form, operand.block, operand.layout);
-  const auto expected =
-      operand_shape<int64_t>(x, num_groups(panels), form, operand.block, operand.layout);
+void check_quantized_out(std::string_view op, Form form, const QuantizedOut& out, const Shape& x,
+                         const Panels& panels) {
+  check_operand_block(op, form, out.block, panels);
+  check_layout(op, form, out.block, out.layout);
+  const auto expected = operand_shape<int64_t>(x, num_groups(panels), form, out.block, out.layout);
   const bool rowwise = form == Form::kRowwise;
-  check_shape(op, rowwise ? "qdata" : "qdata_t", operand.qdata.shape, expected.qdata);
-  check_shape(op, rowwise ? "scale" : "scale_t", operand.scale.shape, expected.scale);
+  check_shape(op, rowwise ? "qdata" : "qdata_t", out.qdata.shape, expected.qdata);
+  check_shape(op, rowwise ? "scale" : "scale_t", out.scale.shape, expected.scale);
 }
 
 }  // namespace moxie

@@ -19,8 +19,8 @@ inline constexpr int64_t kMaxGroups = 1024;
 // last end belong to no group. Absent: every row is in one group.
 using OptionalOffs = std::optional<View<const int32_t>>;
 
-// One form of x as an operand, and where it goes. operand_shape() gives both shapes.
-struct Operand {
+// Where one form of x goes, quantized. operand_shape() gives both shapes.
+struct QuantizedOut {
   Block block;  // rows x cols of x (not of the stored operand) that share a scale
   ScaleLayout layout = ScaleLayout::kPlain;
   View<e4m3> qdata;
@@ -40,8 +40,8 @@ void check_operand_block(std::string_view op, Form form, Block block, const Pane
 void check_layout(std::string_view op, Form form, Block block, ScaleLayout layout);
 void check_shape(std::string_view op, std::string_view argument, const Shape& shape,
                  const Shape& expected);
-void check_operand(std::string_view op, Form form, const Operand& operand, const Shape& x,
-                   const Panels& panels);
+void check_quantized_out(std::string_view op, Form form, const QuantizedOut& out, const Shape& x,
+                         const Panels& panels);
 
 std::optional<int64_t> num_groups(const OptionalOffs& offs);
 std::optional<int64_t> num_groups(const Panels& panels);

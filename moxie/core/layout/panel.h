@@ -114,7 +114,7 @@ constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block
 }
 
 // Its inverse, of one element of a panel: the scale of the block that (outer, k) is in.
-constexpr e8m0 scale_of(const e8m0* scale, const Place& place, Form form, Block block,
+constexpr e8m0 scale_at(const e8m0* scale, const Place& place, Form form, Block block,
                         ScaleLayout layout, int64_t outer, int64_t k) {
   if (layout == ScaleLayout::kSwizzled)
     return scale[place.scale + swizzled_index(outer, k / kMxBlock, place.scale_stride)];

@@ -1,4 +1,4 @@
-// Patches of permuted rows: a source for the quantizer.
+// Fragments of permuted rows: a source for the quantizer.
 #pragma once
 
 #include "moxie/core/tile/source.cuh"
@@ -38,27 +38,29 @@ struct GatherSource : OneTile {
     return source;
   }
   __device__ const T* row_at(const TileSpan& span, int i) const {
-    return x + shared->token[patch_row() + i] * cols + span.col + patch_col();
+    return x + shared->token[fragment_row() + i] * cols + span.col + fragment_col();
   }
-  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+  __device__ void load(const TileSpan& span, Fragment<T> (&fragments)[kParts]) const {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i)
-      load_row<kAligned>(row_at(span, i), patch_row() + i < span.rows ? span.cols - patch_col() : 0,
-                         patches[0].word[i]);
+    for (int i = 0; i < kFragment; ++i)
+      load_row<kAligned>(row_at(span, i),
+                         fragment_row() + i < span.rows ? span.cols - fragment_col() : 0,
+                         fragments[0].word[i]);
   }
 
-  using Stage = uint4[kPatch][kThreads];
+  using Stage = uint4[kFragment][kThreads];
   __device__ void stage(const TileSpan& span, Stage& stage) const {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i)
+    for (int i = 0; i < kFragment; ++i)
       stage_piece(stage[i], row_at(span, i),
-                  patch_row() + i < span.rows && patch_col() < span.cols);
+                  fragment_row() + i < span.rows && fragment_col() < span.cols);
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
+  __device__ static void unstage(const Stage& stage, const Held&,
+                                 Fragment<T> (&fragments)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) staged_piece(stage[i], patches[0].word[i]);
+    for (int i = 0; i < kFragment; ++i) staged_piece(stage[i], fragments[0].word[i]);
   }
 };
 

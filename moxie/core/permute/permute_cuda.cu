@@ -6,7 +6,7 @@ namespace {
 
 // Eight elements as words.
 template <class T>
-using Chunk = uint32_t[kPatch * sizeof(T) / 4];
+using Chunk = uint32_t[kFragment * sizeof(T) / 4];
 
 // Chunks that a lane has on the way at once: enough for the memory, whatever a row's length.
 template <class T>
@@ -32,17 +32,17 @@ __global__ __launch_bounds__(kThreads) void permute_kernel(
   T* to = p.rows + row * p.dim;
   const float weight = p.weights ? p.weights[slot] : 1.f;
 #pragma unroll 1
-  for (int64_t first = lane_index() * kPatch; first < p.dim;
-       first += kWarp * kPatch * kInFlight<T>) {
+  for (int64_t first = lane_index() * kFragment; first < p.dim;
+       first += kWarp * kFragment * kInFlight<T>) {
     Chunk<T> chunk[kInFlight<T>];
-    const auto at = [&](int i) { return first + i * kWarp * kPatch; };
-    const auto left = [&](int i) { return clip(p.dim - at(i), kPatch); };
+    const auto at = [&](int i) { return first + i * kWarp * kFragment; };
+    const auto left = [&](int i) { return clip(p.dim - at(i), kFragment); };
 #pragma unroll
     for (int i = 0; i < kInFlight<T>; ++i) load_row<kAligned>(from + at(i), left(i), chunk[i]);
 #pragma unroll
     for (int i = 0; i < kInFlight<T>; ++i) {
       if (p.weights) {
-        float x[kPatch];
+        float x[kFragment];
         to_floats(chunk[i], x);
 #pragma unroll
         for (float& value : x) value *= weight;
@@ -72,10 +72,11 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(
   if (token >= p.tokens) return;
   const int64_t slots = p.tokens * p.top_k, first_slot = token * p.top_k;
 #pragma unroll 1
-  for (int64_t first = lane_index() * kPatch; first < p.dim; first += kWarp * kPatch * kColumns) {
-    const auto at = [&](int c) { return first + c * kWarp * kPatch; };
-    const auto left = [&](int c) { return clip(p.dim - at(c), kPatch); };
-    float sum[kColumns][kPatch] = {};
+  for (int64_t first = lane_index() * kFragment; first < p.dim;
+       first += kWarp * kFragment * kColumns) {
+    const auto at = [&](int c) { return first + c * kWarp * kFragment; };
+    const auto left = [&](int c) { return clip(p.dim - at(c), kFragment); };
+    float sum[kColumns][kFragment] = {};
 #pragma unroll 1
     for (int64_t j = 0; j < p.top_k; j += kSlots) {
       Chunk<T> chunk[kSlots][kColumns];
@@ -95,11 +96,11 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(
         if (j + s >= p.top_k) break;
 #pragma unroll
         for (int c = 0; c < kColumns; ++c) {
-          float x[kPatch];
+          float x[kFragment];
           to_floats(chunk[s][c], x);
           // Rounded product by product, as on a CPU. A weight of 1 changes nothing.
 #pragma unroll
-          for (int e = 0; e < kPatch; ++e)
+          for (int e = 0; e < kFragment; ++e)
             sum[c][e] = __fadd_rn(sum[c][e], __fmul_rn(weight[s], x[e]));
         }
       }
@@ -123,7 +124,7 @@ struct WeightsParams {
 
 // Eight lanes per slot: each of their loads is a whole line of bf16. A lane has eight neighbouring
 // columns of every kDotLanes, so eight of the partial sums, in the order of the reference.
-constexpr int kSlotLanes = kDotLanes / kPatch;
+constexpr int kSlotLanes = kDotLanes / kFragment;
 constexpr int kWarpSlots = kWarp / kSlotLanes;
 
 template <class T, bool kAligned>
@@ -137,24 +138,24 @@ __global__ __launch_bounds__(kThreads) void weights_kernel(
   const int64_t mine = min<int64_t>(slot, p.slots - 1);
   const T* dout = p.dout + mine / p.top_k * p.dim;
   const T* row = p.rows + in_range(p.row_of[mine], p.slots) * p.dim;
-  float sum[kPatch] = {};
+  float sum[kFragment] = {};
 #pragma unroll 1
-  for (int64_t first = part * kPatch; first < p.dim; first += kDotLanes * kSteps) {
+  for (int64_t first = part * kFragment; first < p.dim; first += kDotLanes * kSteps) {
     Chunk<T> a[kSteps], b[kSteps];
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       const int64_t at = first + i * kDotLanes;
-      const int left = clip(p.dim - at, kPatch);
+      const int left = clip(p.dim - at, kFragment);
       load_row<kAligned>(row + at, left, b[i]);
       load_row<kAligned>(dout + at, left, a[i]);
     }
     // Past the last column there are zeros, which change no sum.
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      float x[kPatch], y[kPatch];
+      float x[kFragment], y[kFragment];
       to_floats(a[i], x), to_floats(b[i], y);
 #pragma unroll
-      for (int e = 0; e < kPatch; ++e) sum[e] = __fadd_rn(sum[e], __fmul_rn(x[e], y[e]));
+      for (int e = 0; e < kFragment; ++e) sum[e] = __fadd_rn(sum[e], __fmul_rn(x[e], y[e]));
     }
   }
 #pragma unroll
@@ -162,9 +163,9 @@ __global__ __launch_bounds__(kThreads) void weights_kernel(
 #pragma unroll
     for (float& value : sum) value = __fadd_rn(value, __shfl_down_sync(~0u, value, step));
 #pragma unroll
-  for (int step = kPatch / 2; step > 0; step /= 2)
+  for (int step = kFragment / 2; step > 0; step /= 2)
 #pragma unroll
-    for (int e = 0; e < kPatch / 2; ++e)
+    for (int e = 0; e < kFragment / 2; ++e)
       if (e < step) sum[e] = __fadd_rn(sum[e], sum[e + step]);
   if (part == 0 && slot < p.slots) p.dweights[slot] = sum[0];
 }
@@ -182,8 +183,8 @@ void permute(const PermuteArgs& args, void* stream) {
                                   .num_rows = args.slot_of.dim(0),
                                   .top_k = args.top_k,
                                   .dim = args.x.dim(1)};
-    const bool aligned =
-        is_aligned(params.x, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    const bool aligned = are_rows_aligned(params.x, params.dim, kFragment) &&
+                         are_rows_aligned(params.rows, params.dim, kFragment);
     with_alignment(aligned, [&]<bool kAligned>() {
       launch({"permute", stream, ctas(params.num_rows)}, permute_kernel<T, kAligned>, params);
     });
@@ -201,8 +202,8 @@ void unpermute(const UnpermuteArgs& args, void* stream) {
                                     .tokens = tokens,
                                     .top_k = args.row_of.dim(0) / tokens,
                                     .dim = args.x.dim(1)};
-    const bool aligned =
-        is_aligned(params.x, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    const bool aligned = are_rows_aligned(params.x, params.dim, kFragment) &&
+                         are_rows_aligned(params.rows, params.dim, kFragment);
     const auto start = [&](auto kernel) {
       launch({"unpermute", stream, ctas(tokens)}, kernel, params);
     };
@@ -226,8 +227,8 @@ void unpermute_weights(const UnpermuteWeightsArgs& args, void* stream) {
                                   .slots = slots,
                                   .top_k = slots / tokens,
                                   .dim = args.dout.dim(1)};
-    const bool aligned =
-        is_aligned(params.dout, params.dim, kPatch) && is_aligned(params.rows, params.dim, kPatch);
+    const bool aligned = are_rows_aligned(params.dout, params.dim, kFragment) &&
+                         are_rows_aligned(params.rows, params.dim, kFragment);
     with_alignment(aligned, [&]<bool kAligned>() {
       launch({"unpermute_weights", stream, ctas(ceil_div<int64_t>(slots, kWarpSlots))},
              weights_kernel<T, kAligned>, params);

@@ -17,8 +17,8 @@ void permute_quantize(const PermuteQuantizeArgs& args, const Panels& panels, voi
                     stream);
   };
   if (args.x.format == Format::kF32) return start.template operator()<float, false>();
-  with_alignment(is_aligned(static_cast<const bf16*>(args.x.data), panels.cols, kPatch) &&
-                     are_aligned(args.forms),
+  with_alignment(are_rows_aligned(static_cast<const bf16*>(args.x.data), panels.cols, kFragment) &&
+                     are_forms_aligned(args.forms),
                  [&]<bool kAligned>() { start.template operator()<bf16, kAligned>(); });
 }
 

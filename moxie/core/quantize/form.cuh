@@ -21,7 +21,7 @@ struct FormParams {
 };
 
 template <Form kForm>
-FormParams<kForm> form_params(const std::optional<Operand>& out) {
+FormParams<kForm> form_params(const std::optional<QuantizedOut>& out) {
   if (!out) return {};
   return {.block = out->block,
           .layout = out->layout,
@@ -32,14 +32,10 @@ FormParams<kForm> form_params(const std::optional<Operand>& out) {
           .scale_bytes = numel(out->scale.shape)};
 }
 
-inline bool is_aligned(const std::optional<Operand>& out, int piece) {
-  return !out || is_aligned(out->qdata.data, out->qdata.dim(-1), piece);
-}
-
 // The part of an operand that a tile fills. In the tail, that is what no group covers.
 template <Form kForm>
-__device__ TileOperand tile_operand(const FormParams<kForm>& form, const Place& place,
-                                    const RowTile& at, const Panels& panels, int64_t col) {
+__device__ TileOut tile_out(const FormParams<kForm>& form, const Place& place, const RowTile& at,
+                            const Panels& panels, int64_t col) {
   constexpr bool kRowwise = kForm == Form::kRowwise;
   const int64_t rows = !at.tail   ? (kRowwise ? at.panel.rows : place.k)
                        : kRowwise ? panels.rows - at.panel.begin
@@ -83,7 +79,7 @@ struct TileScales {
   // scales and quads are those of the blocks that begin in this line. A tile has exactly one tile
   // of swizzled scales, which is written whole, padding and all. Of a quad it has one scale: the
   // last along k brings the padding with it.
-  __device__ void store(const TileOperand& out, int line, uint32_t codes) const {
+  __device__ void store(const TileOut& out, int line, uint32_t codes) const {
     const int inside = line < out.outer ? (out.k + kMxBlock - 1) / kMxBlock : 0;
     if (form.layout == ScaleLayout::kSwizzled) {
       const int64_t at =
@@ -114,7 +110,7 @@ struct TileScales {
 // Those of all columns of a tile of the colwise form. The four plain scales of a column are stored
 // by four lanes, so that they are one access to memory even where they are not aligned.
 __device__ inline void store_column_scales(const TileScales<Form::kColwise>& scales,
-                                           const TileOperand& out,
+                                           const TileOut& out,
                                            const uint8_t (&code)[kMaxRowBlocks][kTileCols]) {
   const auto& form = scales.form;
   if (form.layout == ScaleLayout::kPlain && form.k_shift == kMxShift) {
@@ -144,7 +140,7 @@ __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, con
   constexpr bool kRowwise = kForm == Form::kRowwise;
 #pragma unroll 1
   for (; col < panels.cols; col += step) {
-    const TileOperand out = tile_operand(form, place, at, panels, col);
+    const TileOut out = tile_out(form, place, at, panels, col);
     zero<kAligned, std::conditional_t<kRowwise, uint2, uint4>>(out);
     if (const int line = threadIdx.x;
         form.layout != ScaleLayout::kSwizzled && line < kTileRows && line < out.outer)

@@ -11,8 +11,8 @@ Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& for
   MOXIE_CHECK(forms.rowwise || forms.colwise, op,
               ": at least one of the forms rowwise and colwise must be asked for");
   const Panels panels = make_panels(op, x, forms.offs, backend);
-  if (forms.rowwise) check_operand(op, Form::kRowwise, *forms.rowwise, x, panels);
-  if (forms.colwise) check_operand(op, Form::kColwise, *forms.colwise, x, panels);
+  if (forms.rowwise) check_quantized_out(op, Form::kRowwise, *forms.rowwise, x, panels);
+  if (forms.colwise) check_quantized_out(op, Form::kColwise, *forms.colwise, x, panels);
   return panels;
 }
 

@@ -12,17 +12,17 @@
 namespace moxie {
 
 struct QuantizeArgs {
-  ConstFloatView x;                               // tokens [R, C] or weights [G, N, K]
-  OptionalOffs offs = std::nullopt;               // [G], tokens only
-  std::optional<Operand> rowwise = std::nullopt;  // qdata [R, C] or [G, N, K]
-  std::optional<Operand> colwise = std::nullopt;  // qdata_t [C, padded R] or [G, K, N]
+  ConstFloatView x;                                    // tokens [R, C] or weights [G, N, K]
+  OptionalOffs offs = std::nullopt;                    // [G], tokens only
+  std::optional<QuantizedOut> rowwise = std::nullopt;  // qdata [R, C] or [G, N, K]
+  std::optional<QuantizedOut> colwise = std::nullopt;  // qdata_t [C, padded R] or [G, K, N]
   ScaleRule rule = ScaleRule::kRceil;
 };
 
 // What is asked of any op that quantizes; the ops fused with another one are given just this.
 struct QuantizeForms {
   OptionalOffs offs = std::nullopt;
-  std::optional<Operand> rowwise = std::nullopt, colwise = std::nullopt;
+  std::optional<QuantizedOut> rowwise = std::nullopt, colwise = std::nullopt;
   ScaleRule rule = ScaleRule::kRceil;
 };
 constexpr QuantizeForms forms_of(const QuantizeArgs& args) {

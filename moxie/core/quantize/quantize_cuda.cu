@@ -7,10 +7,11 @@ void quantize(const QuantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizeForms forms = forms_of(args);
   with_format(args.x.format, [&]<class T>() {
     const auto* x = static_cast<const T*>(args.x.data);
-    with_alignment(is_aligned(x, panels.cols, kPatch) && are_aligned(forms), [&]<bool kAligned>() {
-      launch_quantize("quantize", forms, panels, FloatSource<T, kAligned>{{}, x, panels.cols},
-                      stream);
-    });
+    with_alignment(are_rows_aligned(x, panels.cols, kFragment) && are_forms_aligned(forms),
+                   [&]<bool kAligned>() {
+                     launch_quantize("quantize", forms, panels,
+                                     FloatSource<T, kAligned>{{}, x, panels.cols}, stream);
+                   });
   });
 }
 

@@ -1,7 +1,7 @@
 // The kernel of quantize, of requantize and of the ops fused with them, which differ in where a
 // tile comes from. A CTA takes a run of tiles side by side. It reads each once, into registers; the
 // amax of rows goes through shuffles, that of columns through shared memory; the rowwise form is
-// stored from registers, the colwise one is turned round in shared memory. docs/kernels/quantize.md
+// stored from registers, the colwise one is transposed in shared memory. docs/kernels/quantize.md
 // has the reasons.
 #pragma once
 
@@ -26,8 +26,8 @@ struct QuantizeParams {
   Raster raster;
 };
 
-// Both the amax of columns and their turn need barriers, which leave registers waiting; a stage
-// keeps bytes on the way meanwhile.
+// Both the amax of columns and their transpose need barriers, which leave registers waiting; a
+// stage keeps bytes on the way meanwhile.
 template <class Source, bool kColwise>
 struct StageOf {
   using Type = Nothing;
@@ -39,53 +39,54 @@ requires(Source::kStaged) struct StageOf<Source, true> {
 
 template <class Source, bool kColwise>
 struct QuantizeStorage {
-  using T = typename Patch<typename Source::Element>::Peak;
+  using T = typename Fragment<typename Source::Element>::AmaxElement;
   alignas(16) typename StageOf<Source, kColwise>::Type stage;
-  alignas(16) Peaks<T> columns[kWarps][kPatchLanes];  // of the rows of each warp
-  alignas(4) uint8_t row_code[kTileRows][4];          // one per 32 columns
-  alignas(8) uint8_t col_code[4][kTileCols];          // one per 32 rows
+  alignas(16) Amax<T> columns[kWarps][kFragmentLanes];  // of the rows of each warp
+  alignas(4) uint8_t row_code[kTileRows][4];            // one per 32 columns
+  alignas(8) uint8_t col_code[4][kTileCols];            // one per 32 rows
   std::conditional_t<kColwise, ByteTile, Nothing> tile;
   Place rowwise, colwise;
   typename Source::Shared source;
   RowTileSearch search;
 };
 
-// The highest of each block, for the columns (or, all the same, the rows) of this thread's patch.
+// The amax of each block, for the columns (or, all the same, the rows) of this thread's fragment.
 template <class T>
-__device__ Peaks<T> block_peaks(const Peaks<T> (&columns)[kWarps][kPatchLanes], Block block) {
-  const int lane = lane_index() % kPatchLanes;
-  Peaks<T> peaks;
+__device__ Amax<T> block_amax(const Amax<T> (&columns)[kWarps][kFragmentLanes], Block block) {
+  const int lane = lane_index() % kFragmentLanes;
+  Amax<T> amax;
   if (block.rows == kMxBlock) {
     const int warp = warp_index() & ~1;
-    peaks = columns[warp][lane];
-    raise(peaks, columns[warp + 1][lane]);
+    amax = columns[warp][lane];
+    update_amax(amax, columns[warp + 1][lane]);
   } else {
-    peaks = columns[0][lane];
+    amax = columns[0][lane];
 #pragma unroll
-    for (int warp = 1; warp < kWarps; ++warp) raise(peaks, columns[warp][lane]);
+    for (int warp = 1; warp < kWarps; ++warp) update_amax(amax, columns[warp][lane]);
   }
-  if (block.cols == 1) return peaks;
-  uint32_t most = peaks.highest();
+  if (block.cols == 1) return amax;
+  uint32_t most = amax.overall();
 #pragma unroll
-  for (int step = 1; step < kPatchLanes; step *= 2)
-    if (step * kPatch < block.cols) most = Peaks<T>::higher(most, __shfl_xor_sync(~0u, most, step));
+  for (int step = 1; step < kFragmentLanes; step *= 2)
+    if (step * kFragment < block.cols)
+      most = Amax<T>::max_of(most, __shfl_xor_sync(~0u, most, step));
 #pragma unroll
-  for (int i = 0; i < Peaks<T>::kWords; ++i) peaks.word[i] = most;
-  return peaks;
+  for (int i = 0; i < Amax<T>::kWords; ++i) amax.word[i] = most;
+  return amax;
 }
 static_assert(kMxBlock == 2 * kWarpRows, "two warps share a block of 32 rows");
 
-// The rowwise form of this thread's patch, to `to` and on. Four lanes have the codes of the same 32
-// columns; each of them hands over two rows' codes, all inside a warp.
+// The rowwise form of this thread's fragment, to `to` and on. Four lanes have the codes of the same
+// 32 columns; each of them hands over two rows' codes, all inside a warp.
 template <bool kAligned, class Element, class Storage>
-__device__ void quantize_rows(Storage& s, const TileOperand& out, const Patch<Element>& patch,
-                              const Scales<typename Patch<Element>::Peak>& scales) {
-  const int row = patch_row(), col = patch_col(), lane = lane_index();
+__device__ void quantize_rows(Storage& s, const TileOut& out, const Fragment<Element>& fragment,
+                              const Scales<typename Fragment<Element>::AmaxElement>& scales) {
+  const int row = fragment_row(), col = fragment_col(), lane = lane_index();
   e4m3* to = out.qdata + row * out.stride + col;
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i, to += out.stride) {
-    float x[kPatch];
-    patch.by_row(i, scales, x);
+  for (int i = 0; i < kFragment; ++i, to += out.stride) {
+    float x[kFragment];
+    fragment.by_row(i, scales, x);
     store_piece<kAligned>(to, uint2{ptx::encode4(x), ptx::encode4(x + 4)},
                           row + i < out.outer ? out.k - col : 0);
   }
@@ -96,14 +97,15 @@ __device__ void quantize_rows(Storage& s, const TileOperand& out, const Patch<El
   __syncwarp();
 }
 
-// The colwise form of this thread's patch, into shared memory.
+// The colwise form of this thread's fragment, into shared memory.
 template <class Element, class Storage>
-__device__ void quantize_columns(Storage& s, const Patch<Element>& patch,
-                                 const Scales<typename Patch<Element>::Peak>& scales, int rows) {
-  if (warp_index() % 2 == 0 && lane_index() < kPatchLanes)
-    *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][patch_col()]) =
+__device__ void quantize_columns(Storage& s, const Fragment<Element>& fragment,
+                                 const Scales<typename Fragment<Element>::AmaxElement>& scales,
+                                 int rows) {
+  if (warp_index() % 2 == 0 && lane_index() < kFragmentLanes)
+    *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][fragment_col()]) =
         uint2{scales.code[0], scales.code[1]};
-  turn_patch(s.tile, rows - patch_row(), patch, scales);
+  transpose_fragment(s.tile, rows - fragment_row(), fragment, scales);
 }
 
 template <bool kRowwise, bool kColwise, class Source, class Storage>
@@ -119,7 +121,7 @@ template <class Source, bool kRowwise, bool kColwise, class Storage>
 __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const RowTile& at,
                              int64_t col) {
   using Element = typename Source::Element;
-  using Peak = typename Patch<Element>::Peak;
+  using AmaxElement = typename Fragment<Element>::AmaxElement;
   constexpr int kParts = Source::kParts;
   const int64_t cols = p.panels.cols / kParts, step = p.raster.step;
   const bool tall = kRowwise && p.rowwise.block.rows > 1;
@@ -128,23 +130,23 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   const auto span_at = [&](int64_t c) {
     return TileSpan{.row = at.row, .col = c, .rows = rows, .cols = clip(cols - c, kTileCols)};
   };
-  Patch<Element> patches[kParts];
+  Fragment<Element> fragments[kParts];
   [[maybe_unused]] typename Source::Held held;
   constexpr bool kStaged = Source::kStaged && kColwise;
   const auto load = [&](int64_t c) {
     if constexpr (kStaged)
       source.stage(span_at(c), s.stage);
     else
-      source.load(span_at(c), patches);
+      source.load(span_at(c), fragments);
   };
   // The first tile travels while its place is looked for. With two parts that takes a register more
   // than there are.
   constexpr bool kLoadFirst = kParts == 1;
   if (kLoadFirst) load(col);
   find_places<kRowwise, kColwise>(p, s, at);
-  TileOperand row_out{}, col_out{};
-  if constexpr (kRowwise) row_out = tile_operand(p.rowwise, s.rowwise, at, p.panels, col);
-  if constexpr (kColwise) col_out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
+  TileOut row_out{}, col_out{};
+  if constexpr (kRowwise) row_out = tile_out(p.rowwise, s.rowwise, at, p.panels, col);
+  if constexpr (kColwise) col_out = tile_out(p.colwise, s.colwise, at, p.panels, col);
   row_out.outer = rows;
   // Behind a barrier, if there is one, by the threads that store no colwise scales; else by each
   // warp its own.
@@ -159,38 +161,38 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if (!kLoadFirst) load(col);
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
-    if constexpr (kStaged) source.unstage(s.stage, held, patches);
+    if constexpr (kStaged) source.unstage(s.stage, held, fragments);
     // Read again, so that no register holds them from one tile to the next.
     if constexpr (kRowwise) row_out.stride = s.rowwise.qdata_stride;
     row_out.k = col_out.outer = clip(cols - col, kTileCols);
 #pragma unroll
     for (int part = 0; part < kParts; ++part) {
-      Patch<Element>& patch = patches[part];
+      Fragment<Element>& fragment = fragments[part];
       const int64_t part_col = col + part * source.part_cols();
       const int64_t moved =
           part + 1 < kParts ? source.part_cols() : step - (kParts - 1) * source.part_cols();
-      patch.prepare();
+      fragment.prepare();
       if constexpr (kStaged)
         if (part + 1 == kParts && col + step < cols) source.hold(span_at(col + step), held);
       if (kColwise || tall) {
-        Peaks<Peak> mine = patch.columns();
-        raise_over_lanes<kPatchLanes>(mine);
-        if (lane_index() < kPatchLanes) s.columns[warp_index()][lane_index()] = mine;
+        Amax<AmaxElement> mine = fragment.columns();
+        amax_over_lanes<kFragmentLanes>(mine);
+        if (lane_index() < kFragmentLanes) s.columns[warp_index()][lane_index()] = mine;
       }
       // What was staged has been read: the amax above has seen it.
       if (kStaged && part == 0 && col + step < cols) load(col + step);
       if (tall) __syncthreads();
       if constexpr (kRowwise) {
-        Peaks<Peak> peaks;
+        Amax<AmaxElement> amax;
         if (tall) {
-          peaks = block_peaks(s.columns, p.rowwise.block);
+          amax = block_amax(s.columns, p.rowwise.block);
         } else {
-          peaks = patch.rows();
-          raise_over_lanes<kMxBlock / kPatch - 1>(peaks);
+          amax = fragment.rows();
+          amax_over_lanes<kMxBlock / kFragment - 1>(amax);
           if (p.rowwise.block.cols > kMxBlock)
-            raise_over_lanes<kPatchLanes - kMxBlock / kPatch>(peaks);
+            amax_over_lanes<kFragmentLanes - kMxBlock / kFragment>(amax);
         }
-        quantize_rows<Source::kAligned>(s, row_out, patch, Scales<Peak>(peaks, p.choice));
+        quantize_rows<Source::kAligned>(s, row_out, fragment, Scales<AmaxElement>(amax, p.choice));
         if constexpr (!kColwise) {
           store_row_scales(part_col);
           __syncwarp();
@@ -200,7 +202,8 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
       if constexpr (kColwise) {
         if (!tall) __syncthreads();
         if (kRowwise && !tall) store_row_scales(part_col);
-        quantize_columns(s, patch, Scales<Peak>(block_peaks(s.columns, p.colwise.block), p.choice),
+        quantize_columns(s, fragment,
+                         Scales<AmaxElement>(block_amax(s.columns, p.colwise.block), p.choice),
                          rows);
       }
 
@@ -246,8 +249,9 @@ __global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
 }
 
 // The host's part: params from checked arguments, and the launch.
-inline bool are_aligned(const QuantizeForms& forms) {
-  return is_aligned(forms.rowwise, kRowwisePiece) && is_aligned(forms.colwise, kColwisePiece);
+inline bool are_forms_aligned(const QuantizeForms& forms) {
+  return are_rows_aligned(forms.rowwise, kRowwisePiece) &&
+         are_rows_aligned(forms.colwise, kColwisePiece);
 }
 
 // A source that has kLarge needs more shared memory than every GPU has: to be asked for before.

@@ -29,7 +29,7 @@ float amax_of(const Matrix& x, int64_t row, int64_t rows, int64_t col, int64_t c
 }
 
 void quantize_panel(const Matrix& x, const Panel& panel, const Place& place, Form form,
-                    const Operand& out, ScaleRule rule) {
+                    const QuantizedOut& out, ScaleRule rule) {
   const Block block = out.block;
   for (int64_t r = 0; r < panel.rows; r += block.rows) {
     for (int64_t c = 0; c < x.cols; c += block.cols) {
@@ -51,7 +51,8 @@ void quantize_panel(const Matrix& x, const Panel& panel, const Place& place, For
   }
 }
 
-void quantize_form(const QuantizeArgs& args, const Panels& panels, Form form, const Operand& out) {
+void quantize_form(const QuantizeArgs& args, const Panels& panels, Form form,
+                   const QuantizedOut& out) {
   std::fill_n(out.qdata.data, numel(out.qdata.shape), e4m3{});
   std::fill_n(out.scale.data, numel(out.scale.shape), e8m0{});
   const Matrix x{args.x, panels.cols};

@@ -24,7 +24,8 @@ void quantize_tiles(const QuantizeForms& forms, const WalkArgs& args, const Exec
   if (forms.rowwise) clear_rest(exec, *forms.rowwise, Form::kRowwise, panels, walk);
   if (forms.colwise) clear_rest(exec, *forms.colwise, Form::kColwise, panels, walk);
   const bool stream = panels.total_rows() * panels.cols >= kStreamBytes;
-  const auto target_of = [&](const std::optional<Operand>& out, Form form, const Panel& panel) {
+  const auto target_of = [&](const std::optional<QuantizedOut>& out, Form form,
+                             const Panel& panel) {
     if (!out) return Target{};
     return Target{form,
                   out->block,

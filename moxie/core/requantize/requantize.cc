@@ -13,7 +13,7 @@ void requantize(const RequantizeArgs& args, const Exec& exec) {
   const auto expected = operand_shape<int64_t>(x, num_groups(args.offs), Form::kRowwise, args.block,
                                                args.from_layout);
   check_shape("requantize", "scale", args.scale.shape, expected.scale);
-  check_operand("requantize", Form::kColwise, args.colwise, x, panels);
+  check_quantized_out("requantize", Form::kColwise, args.colwise, x, panels);
   dispatch(
       "requantize", exec, [&] { ref::requantize(args, panels); },
       [&] { cpu::requantize(args, panels, exec); },

@@ -14,7 +14,7 @@ struct RequantizeArgs {
   View<const e4m3> qdata;                         // [R, C] or [G, N, K]
   View<const e8m0> scale;
   OptionalOffs offs = std::nullopt;  // [G], tokens only
-  Operand colwise = {};              // result, qdata_t [C, padded R] or [G, K, N]
+  QuantizedOut colwise = {};         // result, qdata_t [C, padded R] or [G, K, N]
   ScaleRule rule = ScaleRule::kRceil;
 };
 

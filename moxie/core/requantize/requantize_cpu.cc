@@ -29,7 +29,7 @@ namespace moxie::cpu {
 
 void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& exec) {
   const auto kernel = pick_isa("requantize", exec, MOXIE_EACH_ISA(requantize_tile));
-  const Operand& out = args.colwise;
+  const QuantizedOut& out = args.colwise;
   const Walk walk({.panels = panels, .alignment = out.block.rows});
   clear_rest(exec, out, Form::kColwise, panels, walk);
   const bool stream = panels.total_rows() * panels.cols >= kStreamBytes;

@@ -1,8 +1,9 @@
 // Straight from FP8 to FP8: a byte in and a byte out, so that it is instructions that have to be
 // few. Tiles arrive by the copy engine, two ahead, and leave by it: threads that store wait for
 // memory. A warp has 32 rows of 64 columns: an amax over 32 rows needs no shared memory, and 16
-// bytes of the turned tile stay together. Tensors whose rows are not whole numbers of 16 bytes take
-// the quantizer's kernel, and so does every tensor on a GPU whose copy engine knows no tensors.
+// bytes of the transposed tile stay together. Tensors whose rows are not whole numbers of 16 bytes
+// take the quantizer's kernel, and so does every tensor on a GPU whose copy engine knows no
+// tensors.
 #include <limits>
 
 #include "moxie/core/base/device.h"
@@ -18,57 +19,59 @@ namespace {
 
 // [[maybe_unused]]: where there is no TMA, the kernel is empty.
 
-// The highest of each block. Both of these have a barrier, behind which every thread has read the
+// The amax of each block. Both of these have a barrier, behind which every thread has read the
 // tile. Of one column: where it is 32 rows, no other warp has a say.
-[[maybe_unused]] __device__ void raise_over_columns(RequantizeStorage& s, Block block,
-                                                    Peaks<bf16>& peaks) {
-  const int lane = lane_index() % kWarpPatches, first = warp_index() % 2 * kWarpPatches;
-  raise_over_lanes<kWarp - kWarpPatches>(peaks);
-  if (block.rows > kMxBlock && lane_index() < kWarpPatches)
-    s.columns[warp_index() / 2][first + lane] = peaks;
+[[maybe_unused]] __device__ void amax_over_columns(RequantizeStorage& s, Block block,
+                                                   Amax<bf16>& amax) {
+  const int lane = lane_index() % kWarpFragments, first = warp_index() % 2 * kWarpFragments;
+  amax_over_lanes<kWarp - kWarpFragments>(amax);
+  if (block.rows > kMxBlock && lane_index() < kWarpFragments)
+    s.columns[warp_index() / 2][first + lane] = amax;
   __syncthreads();
   if (block.rows == kMxBlock) return;
-  peaks = s.columns[0][first + lane];
+  amax = s.columns[0][first + lane];
 #pragma unroll
-  for (int i = 1; i < kRowBlocks; ++i) raise(peaks, s.columns[i][first + lane]);
+  for (int i = 1; i < kRowBlocks; ++i) update_amax(amax, s.columns[i][first + lane]);
 }
 
-// Of 32 columns or more, one magnitude is all there is to say about a patch.
-[[maybe_unused]] __device__ void raise_over_block(RequantizeStorage& s, Block block,
-                                                  Peaks<bf16>& peaks) {
-  const auto raise_to = [](uint32_t& most, uint32_t by) { most = Peaks<bf16>::higher(most, by); };
-  uint32_t most = peaks.highest();
+// Of 32 columns or more, one magnitude is all there is to say about a fragment.
+[[maybe_unused]] __device__ void amax_over_block(RequantizeStorage& s, Block block,
+                                                 Amax<bf16>& amax) {
+  const auto update = [](uint32_t& most, uint32_t by) { most = Amax<bf16>::max_of(most, by); };
+  uint32_t most = amax.overall();
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2)
-    if (step * kPatch != kMxBlock) raise_to(most, __shfl_xor_sync(~0u, most, step));
+    if (step * kFragment != kMxBlock) update(most, __shfl_xor_sync(~0u, most, step));
   const int block_col = my_col() / kMxBlock;
-  if ((lane_index() & ~(kMxBlock / kPatch)) == 0) s.peak[block_col][warp_index() / 2] = most;
+  if ((lane_index() & ~(kMxBlock / kFragment)) == 0)
+    s.block_amax[block_col][warp_index() / 2] = most;
   __syncthreads();
   if (block.rows > kMxBlock) {
-    const auto raise_to_all = [&](int col) {
-      const uint4 four = *reinterpret_cast<const uint4*>(s.peak[col]);
-      raise_to(most, four.x), raise_to(most, four.y);
-      raise_to(most, four.z), raise_to(most, four.w);
+    const auto update_by_column = [&](int col) {
+      const uint4 four = *reinterpret_cast<const uint4*>(s.block_amax[col]);
+      update(most, four.x), update(most, four.y);
+      update(most, four.z), update(most, four.w);
     };
-    raise_to_all(block_col);
+    update_by_column(block_col);
     if (block.cols == kTileCols) {
 #pragma unroll
-      for (int i = 1; i < kColBlocks; ++i) raise_to_all(block_col ^ i);
+      for (int i = 1; i < kColBlocks; ++i) update_by_column(block_col ^ i);
     }
   }
 #pragma unroll
-  for (uint32_t& two : peaks.word) two = most;
+  for (uint32_t& two : amax.word) two = most;
 }
 static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 
 // A whole tile leaves by the copy engine; of others, which end where a group or the tensor does,
 // threads store what there is. `x` and `y` are its place along k and among the columns.
-[[maybe_unused]] __device__ void store_turned(const RequantizeParams& p, const TileOperand& out,
-                                              const TurnedTile& tile, int32_t x, int32_t y) {
+[[maybe_unused]] __device__ void store_transposed(const RequantizeParams& p, const TileOut& out,
+                                                  const TransposedTile& tile, int32_t x,
+                                                  int32_t y) {
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
     // Half of a line: the other half is that of the tile below or above.
-    ptx::tma_store_3d(&p.turned, &tile, x, y / kPatch, 0, ptx::keep_in_l2());
+    ptx::tma_store_3d(&p.transposed, &tile, x, y / kFragment, 0, ptx::keep_in_l2());
     ptx::bulk_commit_group();
     return;
   }
@@ -100,34 +103,34 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     load_swizzled_codes(p, s, at, col, cols, rows);
   else
     load_plain_codes(p, s, at, col, cols, rows);
-  TileOperand out = tile_operand(p.colwise, s.colwise, at, p.panels, col);
+  TileOut out = tile_out(p.colwise, s.colwise, at, p.panels, col);
   __syncthreads();
 #pragma unroll 1
   for (int index = 0; index < tiles; ++index) {
     ptx::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
     out.outer = min(cols - index * kTileCols, kTileCols);
-    Patch<e4m3> patch;
-    load_patch(s, index % kStages, index, rows, patch);
-    patch.find_unit();
-    Peaks<bf16> peaks = patch.columns();
+    Fragment<e4m3> fragment;
+    load_fragment(s, index % kStages, index, rows, fragment);
+    fragment.find_unit();
+    Amax<bf16> amax = fragment.columns();
     if (threadIdx.x == 0) ptx::bulk_wait_group_read<0>();
     if constexpr (kWide)
-      raise_over_block(s, p.colwise.block, peaks);
+      amax_over_block(s, p.colwise.block, amax);
     else
-      raise_over_columns(s, p.colwise.block, peaks);
+      amax_over_columns(s, p.colwise.block, amax);
     // Behind a barrier: all have read this tile, and the one before it has left.
     if (threadIdx.x == 0 && index + kStages < tiles) load_tile(p, s, at, col, index + kStages);
-    const Scales<bf16> factors(peaks, p.choice);
-    if (lane_index() < kWarpPatches)
+    const Scales<bf16> factors(amax, p.choice);
+    if (lane_index() < kWarpFragments)
       *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][my_col()]) =
           uint2{factors.code[0], factors.code[1]};
-    turn_patch(s.tile, rows - my_row(), patch, factors);
+    transpose_fragment(s.tile, rows - my_row(), fragment, factors);
     ptx::fence_proxy_async();
     __syncthreads();
     const int64_t at_col = col + index * kTileCols;
     out.stride = s.colwise.qdata_stride;
-    store_turned(p, out, s.tile, s.x + static_cast<int32_t>(at.row),
-                 s.y + static_cast<int32_t>(at_col));
+    store_transposed(p, out, s.tile, s.x + static_cast<int32_t>(at.row),
+                     s.y + static_cast<int32_t>(at_col));
     store_column_scales({p.colwise, s.colwise, at_col, at.row}, out, s.col_code);
     out.qdata += kTileCols * out.stride;
   }
@@ -191,15 +194,15 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
   const auto source =
       rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.from_layout, panels);
-  const bool wide_scales =
-      args.from_layout == ScaleLayout::kPlain || is_aligned(args.scale.data, 0, sizeof(uint4));
+  const bool wide_scales = args.from_layout == ScaleLayout::kPlain ||
+                           are_rows_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
                 lines = panels.weights ? panels.count * panels.cols : panels.cols;
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
   const auto kernel =
       args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>;
   if (!ptx::has_tma("requantize", kernel) ||
-      !is_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_aligned(forms) ||
+      !are_rows_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_forms_aligned(forms) ||
       !wide_scales || rows > kMost || panels.cols > kMost || depth > kMost || lines > kMost ||
       rows == 0 || panels.cols == 0) {
     launch_quantize("requantize", forms, panels, source, stream);
@@ -226,10 +229,11 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
                                         .stride = {width},
                                         .box = {kTileCols, kTileRows},
                                         .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
-      .turned = ptx::make_tensor_map<3>({.data = args.colwise.qdata.data,
-                                         .size = {k, static_cast<uint64_t>(lines / kPatch), kPatch},
-                                         .stride = {k * kPatch, k},
-                                         .box = {kTileRows, kPatchLanes, kPatch}}),
+      .transposed =
+          ptx::make_tensor_map<3>({.data = args.colwise.qdata.data,
+                                   .size = {k, static_cast<uint64_t>(lines / kFragment), kFragment},
+                                   .stride = {k * kFragment, k},
+                                   .box = {kTileRows, kFragmentLanes, kFragment}}),
       .panels = panels,
       .scale = source.scale,
       .block = args.block,

@@ -15,17 +15,17 @@ inline constexpr int kRun = 8;
 inline constexpr int kStages = 2;
 inline constexpr int kCtas = 3;  // per SM: what registers allow
 inline constexpr int kWarpCols = 64;
-inline constexpr int kWarpPatches = kWarpCols / kPatch;  // along a row
-inline constexpr int kRowBlocks = kTileRows / kMxBlock;  // and as many pairs of warps
-inline constexpr int kColBlocks = kTileCols / kMxBlock;  // of a tile
+inline constexpr int kWarpFragments = kWarpCols / kFragment;  // along a row
+inline constexpr int kRowBlocks = kTileRows / kMxBlock;       // and as many pairs of warps
+inline constexpr int kColBlocks = kTileCols / kMxBlock;       // of a tile
 inline constexpr int kRunBlocks = kRun * kColBlocks;
 static_assert(kWarps == kRowBlocks * (kTileCols / kWarpCols));
 
 __device__ inline int my_row() {
-  return warp_index() / 2 * kMxBlock + lane_index() / kWarpPatches * kPatch;
+  return warp_index() / 2 * kMxBlock + lane_index() / kWarpFragments * kFragment;
 }
 __device__ inline int my_col() {
-  return warp_index() % 2 * kWarpCols + lane_index() % kWarpPatches * kPatch;
+  return warp_index() % 2 * kWarpCols + lane_index() % kWarpFragments * kFragment;
 }
 
 // A tile as it arrives. Half a warp reads 64 bytes of two rows that are eight apart, and so from
@@ -35,19 +35,19 @@ struct alignas(128) RowStage {
 };
 
 // The tile of the colwise form as the copy engine takes it: every eighth column, then those after
-// them. Lines are cut into 16 bytes of two patches each, which the engine finds by an exclusive or
-// with the line; in this order of lines that keeps both directions free of bank conflicts.
-struct alignas(1024) TurnedTile {
-  uint8_t byte[kPatch][kPatchLanes][kTileRows];
+// them. Lines are cut into 16 bytes of two fragments each, which the engine finds by an exclusive
+// or with the line; in this order of lines that keeps both directions free of bank conflicts.
+struct alignas(1024) TransposedTile {
+  uint8_t byte[kFragment][kFragmentLanes][kTileRows];
 
-  __device__ uint2& piece(int j) {  // eight bytes of column j of this thread's patch
-    const int lane = my_col() / kPatch, index = my_row() / kColwisePiece ^ lane % kLineChunks;
+  __device__ uint2& piece(int j) {  // eight bytes of column j of this thread's fragment
+    const int lane = my_col() / kFragment, index = my_row() / kColwisePiece ^ lane % kLineChunks;
     return *reinterpret_cast<uint2*>(byte[j][lane] + index * kColwisePiece +
                                      my_row() % kColwisePiece);
   }
   __device__ const uint4& chunk(int col, int index) const {
-    const int lane = col / kPatch;
-    return *reinterpret_cast<const uint4*>(byte[col % kPatch][lane] +
+    const int lane = col / kFragment;
+    return *reinterpret_cast<const uint4*>(byte[col % kFragment][lane] +
                                            (index ^ lane % kLineChunks) * kColwisePiece);
   }
 };
@@ -58,7 +58,7 @@ struct Runs {
 };
 
 struct RequantizeParams {
-  CUtensorMap qdata, turned;
+  CUtensorMap qdata, transposed;
   Panels panels;
   const e8m0* scale;
   Block block;  // of the rowwise form
@@ -73,10 +73,10 @@ struct RequantizeParams {
 };
 
 struct RequantizeStorage {
-  TurnedTile tile;
+  TransposedTile tile;
   RowStage stage[kStages];
-  alignas(16) Peaks<bf16> columns[kRowBlocks][kPatchLanes];
-  alignas(16) uint32_t peak[kColBlocks][kRowBlocks];  // of each 32 x 32
+  alignas(16) Amax<bf16> columns[kRowBlocks][kFragmentLanes];
+  alignas(16) uint32_t block_amax[kColBlocks][kRowBlocks];  // of each 32 x 32
   alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
   // One per 32 columns of the run; the pitch keeps rows in banks of their own.
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
@@ -148,23 +148,23 @@ __device__ inline void load_swizzled_codes(const RequantizeParams& p, Requantize
 }
 static_assert(kWarps >= kRun && kTileRows / 4 == kWarp && kColBlocks == kScaleTileCols);
 
-// This thread's patch of a tile, the index-th of the run.
-__device__ inline void load_patch(RequantizeStorage& s, int stage, int index, int rows,
-                                  Patch<e4m3>& patch) {
+// This thread's fragment of a tile, the index-th of the run.
+__device__ inline void load_fragment(RequantizeStorage& s, int stage, int index, int rows,
+                                     Fragment<e4m3>& fragment) {
 #pragma unroll
-  for (int i = 0; i < kPatch; ++i) {
+  for (int i = 0; i < kFragment; ++i) {
     const uint2 two = *reinterpret_cast<const uint2*>(&s.stage[stage].byte[my_row() + i][my_col()]);
-    patch.word[i][0] = two.x, patch.word[i][1] = two.y;
+    fragment.word[i][0] = two.x, fragment.word[i][1] = two.y;
   }
   const uint8_t* codes = &s.row_code[my_row()][index * kColBlocks + my_col() / kMxBlock];
 #pragma unroll
-  for (int i = 0; i < kPatch / 2; ++i)
-    patch.code[i] =
+  for (int i = 0; i < kFragment / 2; ++i)
+    fragment.code[i] =
         codes[2 * i * sizeof(s.row_code[0])] | codes[(2 * i + 1) * sizeof(s.row_code[0])] << 16;
   if (rows < kTileRows) {  // what follows is another group's
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i)
-      if (my_row() + i >= rows) patch.word[i][0] = patch.word[i][1] = 0;
+    for (int i = 0; i < kFragment; ++i)
+      if (my_row() + i >= rows) fragment.word[i][0] = fragment.word[i][1] = 0;
   }
 }
 

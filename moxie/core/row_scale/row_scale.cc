@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kOp = "quantize_row_scale";
 
-void check_form(const RowScaleOperand& out, const Shape& x, const Panels& panels, Form form) {
+void check_form(const RowScaleOut& out, const Shape& x, const Panels& panels, Form form) {
   const auto expected = row_scale_shape<int64_t>(x, num_groups(panels), form);
   const bool rowwise = form == Form::kRowwise;
   check_shape(kOp, rowwise ? "qdata" : "qdata_t", out.qdata.shape, expected.qdata);

@@ -8,7 +8,7 @@
 
 namespace moxie {
 
-struct RowScaleOperand {
+struct RowScaleOut {
   View<e4m3> qdata;
   View<float> scale;  // decode: x ~ qdata * scale
 };
@@ -16,10 +16,10 @@ struct RowScaleOperand {
 struct RowScaleArgs {
   ConstFloatView x;  // tokens [R, C] or weights [G, N, K]
   OptionalOffs offs = std::nullopt;
-  std::optional<RowScaleOperand> rowwise = std::nullopt;  // qdata as x; scale [R] or [G, N]
+  std::optional<RowScaleOut> rowwise = std::nullopt;  // qdata as x; scale [R] or [G, N]
   // qdata_t [C, padded R], groups padded to kRowScaleAlignment, and scale_t [G, C];
   // or [G, K, N] and [G, K]. An empty group's scales are 0.
-  std::optional<RowScaleOperand> colwise = std::nullopt;
+  std::optional<RowScaleOut> colwise = std::nullopt;
 };
 
 void quantize_row_scale(const RowScaleArgs& args, const Exec& exec);

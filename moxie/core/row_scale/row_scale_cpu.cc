@@ -33,7 +33,7 @@ void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t cover
                    const Exec& exec) {
   constexpr int64_t kGrain = 16;  // rows; a row is a few kilobytes
   const auto kernel = pick_isa(kOp, exec, MOXIE_EACH_ISA(row_scale_row<T>));
-  const RowScaleOperand& out = *args.rowwise;
+  const RowScaleOut& out = *args.rowwise;
   const auto* x = static_cast<const T*>(args.x.data);
   const int64_t cols = panels.cols, rest = panels.total_rows() - covered;
   clear_bytes(exec, out.qdata.data + covered * cols, rest * cols);
@@ -59,7 +59,7 @@ void raise(int32_t& most, int32_t value) {
 template <class T>
 void quantize_columns(const RowScaleArgs& args, const Panels& panels, const Walk& walk,
                       const Exec& exec) {
-  const RowScaleOperand& out = *args.colwise;
+  const RowScaleOut& out = *args.colwise;
   const int64_t cols = panels.cols;
   const auto* x = static_cast<const T*>(args.x.data);
   const auto at = [&](const PanelSpan& tile) {

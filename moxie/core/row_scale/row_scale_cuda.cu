@@ -48,8 +48,8 @@ __device__ float encode_of(float decode) {
 
 // A row takes as many warps as have something to load: with more, narrow rows left most of a CTA
 // without work, and with 2048 columns it ran at half the speed.
-constexpr int kRowPieces = 4;                              // of eight elements, per thread
-constexpr int64_t kWarpRow = kRowPieces * kPatch * kWarp;  // elements
+constexpr int kRowPieces = 4;                                 // of eight elements, per thread
+constexpr int64_t kWarpRow = kRowPieces * kFragment * kWarp;  // elements
 constexpr int64_t kMaxRow = kWarpRow * kWarps;
 constexpr int kRounds = 8;  // of a CTA
 
@@ -72,35 +72,35 @@ struct RowParams {
 
 template <class T, class Team>
 struct RowPieces {
-  uint32_t word[kRowPieces][kPatch * sizeof(T) / 4];
+  uint32_t word[kRowPieces][kFragment * sizeof(T) / 4];
 
   __device__ void load(const T* row, int64_t cols) {
 #pragma unroll
     for (int k = 0; k < kRowPieces; ++k) {
-      const int64_t col = (k * Team::kSize + Team::member()) * kPatch;
-      load_row<true>(row + col, clip(cols - col, kPatch), word[k]);
+      const int64_t col = (k * Team::kSize + Team::member()) * kFragment;
+      load_row<true>(row + col, clip(cols - col, kFragment), word[k]);
     }
   }
-  __device__ uint32_t peak() const {  // of this thread, as the bits of an f32
-    Peaks<T> peaks{};
+  __device__ uint32_t amax_bits() const {  // of this thread, as the bits of an f32
+    Amax<T> amax{};
 #pragma unroll
     for (int k = 0; k < kRowPieces; ++k)
 #pragma unroll
-      for (int i = 0; i < Peaks<T>::kWords; ++i)
-        peaks.word[i] = Peaks<T>::higher(peaks.word[i], word[k][i]);
-    peaks.word[0] = peaks.highest();
-    return peaks.bits(0);
+      for (int i = 0; i < Amax<T>::kWords; ++i)
+        amax.word[i] = Amax<T>::max_of(amax.word[i], word[k][i]);
+    amax.word[0] = amax.overall();
+    return amax.bits(0);
   }
   __device__ void store(e4m3* row, int64_t cols, float encode) const {
 #pragma unroll
     for (int k = 0; k < kRowPieces; ++k) {
-      const int64_t col = (k * Team::kSize + Team::member()) * kPatch;
-      float x[kPatch];
+      const int64_t col = (k * Team::kSize + Team::member()) * kFragment;
+      float x[kFragment];
       to_floats(word[k], x);
 #pragma unroll
       for (float& value : x) value *= encode;
       store_piece<true>(row + col, uint2{ptx::encode4(x), ptx::encode4(x + 4)},
-                        clip(cols - col, kPatch));
+                        clip(cols - col, kFragment));
     }
   }
 };
@@ -110,7 +110,7 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
     const __grid_constant__ RowParams<T> p) {
   using Team = RowTeam<kRowWarps>;
   __shared__ RowTileSearch search;
-  __shared__ uint32_t peak[2][Team::kPerCta][kRowWarps];
+  __shared__ uint32_t amax_bits[2][Team::kPerCta][kRowWarps];
   const int64_t cols = p.panels.cols, total = p.panels.total_rows();
   const int64_t first = work_index() * kRounds * Team::kPerCta + Team::index();
   if (first - Team::index() >= total) return;
@@ -121,10 +121,10 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
   int64_t row = first;
 #pragma unroll 1
   for (int round = 0; round < kRounds; ++round, row += Team::kPerCta) {
-    uint32_t most = pieces.peak();
+    uint32_t most = pieces.amax_bits();
     for (int step = 1; step < kWarp; step *= 2) most = max(most, __shfl_xor_sync(~0u, most, step));
     if constexpr (kRowWarps > 1) {
-      uint32_t(&shared)[kRowWarps] = peak[round % 2][Team::index()];
+      uint32_t(&shared)[kRowWarps] = amax_bits[round % 2][Team::index()];
       if (lane_index() == 0) shared[Team::member() / kWarp] = most;
       __syncthreads();
 #pragma unroll
@@ -145,50 +145,50 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
 
 // 0 is left to rows that no group covers and to empty groups. Instead of it, the smallest magnitude
 // there is gives the same scale.
-__device__ void raise_scale(float* scale, uint32_t amax) {
+__device__ void update_amax_in_scale(float* scale, uint32_t amax) {
   atomicMax(reinterpret_cast<unsigned*>(scale), max(amax, 1u));
 }
 
 template <class T, bool kAligned>
-__device__ Patch<T> load_patch(const RowScaleParams<T, kAligned>& p, const RowTile& at,
-                               const TileSpan& span) {
-  Patch<T> patch[1];
+__device__ Fragment<T> load_fragment(const RowScaleParams<T, kAligned>& p, const RowTile& at,
+                                     const TileSpan& span) {
+  Fragment<T> fragment[1];
   Nothing nothing;
-  p.source.at_rows(p.panels, at, nothing).load(span, patch);
-  return patch[0];
+  p.source.at_rows(p.panels, at, nothing).load(span, fragment);
+  return fragment[0];
 }
 
 template <class T, bool kAligned>
 __global__ __launch_bounds__(kThreads) void amax_kernel(
     const __grid_constant__ RowScaleParams<T, kAligned> p) {
-  alignas(16) __shared__ Peaks<T> columns[kWarps][kPatchLanes];
+  alignas(16) __shared__ Amax<T> columns[kWarps][kFragmentLanes];
   __shared__ RowTileSearch search;
   const auto tile = static_cast<uint32_t>(work_index());
   if (tile / p.col_tiles >= p.row_tiles) return;
   const Position position(p, tile, search);
   const auto& [at, span] = position;
   if (at.tail) return;
-  const Patch<T> patch = load_patch(p, at, span);
+  const Fragment<T> fragment = load_fragment(p, at, span);
   if (p.rowwise.wanted) {
-    Peaks<T> peaks = patch.rows();
-    raise_over_lanes<kPatchLanes - 1>(peaks);
-    float* scale = p.rowwise.scale + at.panel.begin + span.row + patch_row();
+    Amax<T> amax = fragment.rows();
+    amax_over_lanes<kFragmentLanes - 1>(amax);
+    float* scale = p.rowwise.scale + at.panel.begin + span.row + fragment_row();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i)
-      if (lane_index() % kPatchLanes == i && patch_row() + i < span.rows)
-        raise_scale(scale + i, peaks.bits(i));
+    for (int i = 0; i < kFragment; ++i)
+      if (lane_index() % kFragmentLanes == i && fragment_row() + i < span.rows)
+        update_amax_in_scale(scale + i, amax.bits(i));
   }
   if (!p.colwise.wanted) return;
-  Peaks<T> peaks = patch.columns();
-  raise_over_lanes<kPatchLanes>(peaks);
-  if (lane_index() < kPatchLanes) columns[warp_index()][lane_index()] = peaks;
+  Amax<T> amax = fragment.columns();
+  amax_over_lanes<kFragmentLanes>(amax);
+  if (lane_index() < kFragmentLanes) columns[warp_index()][lane_index()] = amax;
   __syncthreads();
-  if (threadIdx.x >= kPatchLanes) return;
-  for (int w = 1; w < kWarps; ++w) raise(peaks, columns[w][threadIdx.x]);
-  float* scale = p.colwise.scale + at.panel.index * p.panels.cols + span.col + patch_col();
+  if (threadIdx.x >= kFragmentLanes) return;
+  for (int w = 1; w < kWarps; ++w) update_amax(amax, columns[w][threadIdx.x]);
+  float* scale = p.colwise.scale + at.panel.index * p.panels.cols + span.col + fragment_col();
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j)
-    if (patch_col() + j < span.cols) raise_scale(scale + j, peaks.bits(j));
+  for (int j = 0; j < kFragment; ++j)
+    if (fragment_col() + j < span.cols) update_amax_in_scale(scale + j, amax.bits(j));
 }
 
 struct DecodeParams {
@@ -203,8 +203,8 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
 
 // One form of a tile. In the tail: what no group covers.
 template <Form kForm, class T, bool kAligned>
-__device__ TileOperand operand_of(const RowScaleParams<T, kAligned>& p, const RowTile& at,
-                                  const TileSpan& span) {
+__device__ TileOut tile_out(const RowScaleParams<T, kAligned>& p, const RowTile& at,
+                            const TileSpan& span) {
   if constexpr (kForm == Form::kRowwise) {
     const int64_t row = at.panel.begin + span.row;
     return {.qdata = p.rowwise.qdata + row * p.panels.cols + span.col,
@@ -232,22 +232,22 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
   if (tile / p.col_tiles >= p.row_tiles) return;
   const Position position(p, tile, search);
   const auto& [at, span] = position;
-  const TileOperand row_out = operand_of<Form::kRowwise>(p, at, span),
-                    col_out = operand_of<Form::kColwise>(p, at, span);
+  const TileOut row_out = tile_out<Form::kRowwise>(p, at, span),
+                col_out = tile_out<Form::kColwise>(p, at, span);
   if (at.tail) {
     if (p.rowwise.wanted) zero<kAligned, uint2>(row_out);
     if (p.colwise.wanted) zero<kAligned, uint4>(col_out);
     return;
   }
-  const int row = patch_row(), col = patch_col();
-  const Patch<T> patch = load_patch(p, at, span);
+  const int row = fragment_row(), col = fragment_col();
+  const Fragment<T> fragment = load_fragment(p, at, span);
   if (p.rowwise.wanted) {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
+    for (int i = 0; i < kFragment; ++i) {
       if (row + i >= span.rows) break;
       const float encode = encode_of(p.rowwise.scale[at.panel.begin + span.row + row + i]);
-      float x[kPatch];
-      patch.row(i, x);
+      float x[kFragment];
+      fragment.row(i, x);
 #pragma unroll
       for (float& value : x) value *= encode;
       store_piece<kAligned>(row_out.qdata + (row + i) * row_out.stride + col,
@@ -255,16 +255,16 @@ __global__ __launch_bounds__(kThreads, sizeof(T) == 2 ? 3 : 2) void store_kernel
     }
   }
   if (!p.colwise.wanted) return;
-  float encode[kPatch];
+  float encode[kFragment];
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) {
+  for (int j = 0; j < kFragment; ++j) {
     const int64_t index = at.panel.index * p.panels.cols + span.col + col + j;
     encode[j] = col + j < span.cols ? encode_of(p.colwise.scale[index]) : 0.f;
   }
-  turn_rows(bytes, span.rows - patch_row(), [&](int i, float(&x)[kPatch]) {
-    patch.row(i, x);
+  transpose_rows(bytes, span.rows - fragment_row(), [&](int i, float(&x)[kFragment]) {
+    fragment.row(i, x);
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) x[j] *= encode[j];
+    for (int j = 0; j < kFragment; ++j) x[j] *= encode[j];
   });
   __syncthreads();
   store_tile<kAligned>(col_out, bytes);
@@ -286,7 +286,7 @@ void launch_rows(const RowScaleArgs& args, const Panels& panels, void* stream) {
 
 template <class T, bool kAligned>
 void launch_tiles(const RowScaleArgs& args, const Panels& panels, void* stream) {
-  const auto form_of = [](const std::optional<RowScaleOperand>& out) -> ScaledForm {
+  const auto form_of = [](const std::optional<RowScaleOut>& out) -> ScaledForm {
     if (!out) return {};
     return {true, out->qdata.data, out->scale.data};
   };
@@ -312,17 +312,14 @@ void launch_tiles(const RowScaleArgs& args, const Panels& panels, void* stream) 
   launch(how, store_kernel<T, kAligned>, params);
 }
 
-bool is_aligned(const std::optional<RowScaleOperand>& out, int piece) {
-  return !out || cuda::is_aligned(out->qdata.data, out->qdata.dim(-1), piece);
-}
-
 }  // namespace
 
 void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, void* stream) {
   with_format(args.x.format, [&]<class T>() {
     const bool aligned =
-        cuda::is_aligned(static_cast<const T*>(args.x.data), panels.cols, kPatch) &&
-        is_aligned(args.rowwise, kRowwisePiece) && is_aligned(args.colwise, kColwisePiece);
+        are_rows_aligned(static_cast<const T*>(args.x.data), panels.cols, kFragment) &&
+        are_rows_aligned(args.rowwise, kRowwisePiece) &&
+        are_rows_aligned(args.colwise, kColwisePiece);
     if (aligned && !args.colwise && panels.cols <= kMaxRow)
       return launch_rows<T>(args, panels, stream);
     with_alignment(aligned,

@@ -27,7 +27,7 @@ inline void clear_bytes(const Exec& exec, void* data, int64_t count) {
 
 // Rows that no group covers, what follows the last group of a colwise buffer, and all scales that
 // are not plain: their padding is scattered, and they are a 32nd of the elements or less.
-inline void clear_rest(const Exec& exec, const Operand& out, Form form, const Panels& panels,
+inline void clear_rest(const Exec& exec, const QuantizedOut& out, Form form, const Panels& panels,
                        const Walk& walk) {
   const bool plain = out.layout == ScaleLayout::kPlain;
   if (!plain) clear_bytes(exec, out.scale.data, numel(out.scale.shape));

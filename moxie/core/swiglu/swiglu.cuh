@@ -9,7 +9,7 @@ namespace moxie::cuda {
 
 // Eight elements of T as words.
 template <class T>
-using RowWords = uint32_t[kPatch * sizeof(T) / 4];
+using RowWords = uint32_t[kFragment * sizeof(T) / 4];
 
 // 1 / (1 + e^-z). For bf16 by the approximate instructions, in quarters: so that where e^-z is
 // finite its reciprocal is not flushed to zero.
@@ -41,20 +41,20 @@ __device__ SwigluGrads swiglu_grads(float da, float gate, float up) {
 
 template <class T>
 __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, RowWords<T>& a) {
-  float g[kPatch], u[kPatch];
+  float g[kFragment], u[kFragment];
   to_floats(gate, g), to_floats(up, u);
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) g[j] = swiglu_of<T>(g[j], u[j]);
+  for (int j = 0; j < kFragment; ++j) g[j] = swiglu_of<T>(g[j], u[j]);
   to_words(g, a);
 }
 
 template <class T>
 __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
                                     const RowWords<T>& up, RowWords<T>& dgate, RowWords<T>& dup) {
-  float d[kPatch], g[kPatch], u[kPatch];
+  float d[kFragment], g[kFragment], u[kFragment];
   to_floats(da, d), to_floats(gate, g), to_floats(up, u);
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) {
+  for (int j = 0; j < kFragment; ++j) {
     const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
     g[j] = grads.gate, u[j] = grads.up;
   }

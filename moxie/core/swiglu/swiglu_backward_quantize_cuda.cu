@@ -20,8 +20,9 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Pane
   }
   const auto *da = static_cast<const bf16*>(args.da.data),
              *h = static_cast<const bf16*>(args.h.data);
-  if (width % kTileCols == 0 && is_aligned(da, width, kPatch) && is_aligned(h, width, kPatch) &&
-      are_aligned(args.forms) && fits_here<SwigluBackwardSource>(kOp))
+  if (width % kTileCols == 0 && are_rows_aligned(da, width, kFragment) &&
+      are_rows_aligned(h, width, kFragment) && are_forms_aligned(args.forms) &&
+      fits_here<SwigluBackwardSource>(kOp))
     start(SwigluBackwardSource{da, h, width});
   else
     start(SwigluBackwardElements<bf16>{{}, da, h, width});

@@ -28,9 +28,9 @@ struct ChunkAt {
   __device__ ChunkAt(const SwigluParams<T>& p, int64_t chunk) {
     if (p.count <= 0xffffffff) {
       const auto index = static_cast<uint32_t>(chunk), chunks = static_cast<uint32_t>(p.chunks);
-      row = index / chunks, col = static_cast<int>(index % chunks) * kPatch;
+      row = index / chunks, col = static_cast<int>(index % chunks) * kFragment;
     } else {
-      row = chunk / p.chunks, col = static_cast<int>(chunk % p.chunks) * kPatch;
+      row = chunk / p.chunks, col = static_cast<int>(chunk % p.chunks) * kFragment;
     }
   }
 };
@@ -73,7 +73,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
 template <bool kBackward>
 void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void* out,
                    void* stream) {
-  const int64_t width = h.dim(1) / 2, chunks = ceil_div<int64_t>(width, kPatch);
+  const int64_t width = h.dim(1) / 2, chunks = ceil_div<int64_t>(width, kFragment);
   with_format(h.format, [&]<class T>() {
     const SwigluParams<T> params{.da = static_cast<const T*>(da),
                                  .h = static_cast<const T*>(h.data),
@@ -81,9 +81,9 @@ void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void
                                  .width = width,
                                  .chunks = chunks,
                                  .count = h.dim(0) * chunks};
-    const bool aligned = is_aligned(params.h, width, kPatch) &&
-                         is_aligned(params.out, width, kPatch) &&
-                         is_aligned(params.da, width, kPatch);
+    const bool aligned = are_rows_aligned(params.h, width, kFragment) &&
+                         are_rows_aligned(params.out, width, kFragment) &&
+                         are_rows_aligned(params.da, width, kFragment);
     const int64_t per_cta = kThreads * kMyChunks<kBackward, T>;
     with_alignment(aligned, [&]<bool kAligned>() {
       launch({op, stream, ceil_div(params.count, per_cta)}, swiglu_kernel<T, kAligned, kBackward>,

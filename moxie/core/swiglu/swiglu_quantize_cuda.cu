@@ -13,7 +13,7 @@ void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, void*
     return;
   }
   const auto* h = static_cast<const bf16*>(args.h.data);
-  with_alignment(is_aligned(h, panels.cols, kPatch) && are_aligned(args.forms),
+  with_alignment(are_rows_aligned(h, panels.cols, kFragment) && are_forms_aligned(args.forms),
                  [&]<bool kAligned>() {
                    start(SwigluSource<bf16, kAligned>{{}, h, panels.cols});
                  });

@@ -1,4 +1,4 @@
-// Patches of SwiGLU's results, computed on the way in: sources for the quantizer.
+// Fragments of SwiGLU's results, computed on the way in: sources for the quantizer.
 #pragma once
 
 #include "moxie/core/swiglu/swiglu.cuh"
@@ -23,38 +23,39 @@ struct SwigluSource : OneTile {
     return source;
   }
   __device__ const T* first(const TileSpan& span) const {
-    return h + (span.row + patch_row()) * 2 * width + span.col + patch_col();
+    return h + (span.row + fragment_row()) * 2 * width + span.col + fragment_col();
   }
-  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+  __device__ void load(const TileSpan& span, Fragment<T> (&fragments)[kParts]) const {
     const T* from = first(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
-      const int count = patch_row() + i < span.rows ? span.cols - patch_col() : 0;
+    for (int i = 0; i < kFragment; ++i, from += 2 * width) {
+      const int count = fragment_row() + i < span.rows ? span.cols - fragment_col() : 0;
       RowWords<T> gate, up;
       load_row<kAligned>(from, count, gate);
       load_row<kAligned>(from + width, count, up);
-      swiglu_row<T>(gate, up, patches[0].word[i]);
+      swiglu_row<T>(gate, up, fragments[0].word[i]);
     }
   }
 
-  using Stage = uint4[2][kPatch][kThreads];  // gate and up
+  using Stage = uint4[2][kFragment][kThreads];  // gate and up
   __device__ void stage(const TileSpan& span, Stage& stage) const {
     const T* from = first(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += 2 * width) {
-      const bool inside = patch_row() + i < span.rows && patch_col() < span.cols;
+    for (int i = 0; i < kFragment; ++i, from += 2 * width) {
+      const bool inside = fragment_row() + i < span.rows && fragment_col() < span.cols;
       stage_piece(stage[0][i], from, inside);
       stage_piece(stage[1][i], from + width, inside);
     }
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
+  __device__ static void unstage(const Stage& stage, const Held&,
+                                 Fragment<T> (&fragments)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
+    for (int i = 0; i < kFragment; ++i) {
       RowWords<T> gate, up;
       staged_piece(stage[0][i], gate), staged_piece(stage[1][i], up);
-      swiglu_row<T>(gate, up, patches[0].word[i]);
+      swiglu_row<T>(gate, up, fragments[0].word[i]);
     }
   }
 };
@@ -77,20 +78,20 @@ struct SwigluBackwardSource {
   __device__ SwigluBackwardSource at_rows(const Panels&, const RowTile& at, Shared&) const {
     return {da + at.panel.begin * width, h + at.panel.begin * 2 * width, width};
   }
-  __device__ int64_t first(const TileSpan& span) const { return span.row + patch_row(); }
-  __device__ int64_t col(const TileSpan& span) const { return span.col + patch_col(); }
+  __device__ int64_t first(const TileSpan& span) const { return span.row + fragment_row(); }
+  __device__ int64_t col(const TileSpan& span) const { return span.col + fragment_col(); }
 
-  __device__ void load(const TileSpan& span, Patch<bf16> (&patches)[kParts]) const {
+  __device__ void load(const TileSpan& span, Fragment<bf16> (&fragments)[kParts]) const {
     const bf16* from = h + first(span) * 2 * width + col(span);
     const bf16* grad = da + first(span) * width + col(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += 2 * width, grad += width) {
-      const int count = patch_row() + i < span.rows ? kPatch : 0;
+    for (int i = 0; i < kFragment; ++i, from += 2 * width, grad += width) {
+      const int count = fragment_row() + i < span.rows ? kFragment : 0;
       RowWords<bf16> d, gate, up;
       load_row<true>(grad, count, d);
       load_row<true>(from, count, gate);
       load_row<true>(from + width, count, up);
-      swiglu_backward_row<bf16>(d, gate, up, patches[0].word[i], patches[1].word[i]);
+      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
     }
   }
 
@@ -98,40 +99,40 @@ struct SwigluBackwardSource {
   // while dup is quantized: they take what is left of da of the next tile. With all of da in
   // registers some were spilled, which is a sixth more work for the L2 cache.
   static constexpr int kStagedGrads = 6;
-  using Held = RowWords<bf16>[kPatch - kStagedGrads];
-  using Stage = uint4[2 * kPatch + kStagedGrads][kThreads];
+  using Held = RowWords<bf16>[kFragment - kStagedGrads];
+  using Stage = uint4[2 * kFragment + kStagedGrads][kThreads];
   __device__ void hold(const TileSpan& span, Held& held) const {
     const bf16* grad = da + (first(span) + kStagedGrads) * width + col(span);
 #pragma unroll
-    for (int i = kStagedGrads; i < kPatch; ++i, grad += width)
-      load_row<true>(grad, patch_row() + i < span.rows ? kPatch : 0, held[i - kStagedGrads]);
+    for (int i = kStagedGrads; i < kFragment; ++i, grad += width)
+      load_row<true>(grad, fragment_row() + i < span.rows ? kFragment : 0, held[i - kStagedGrads]);
   }
   __device__ void stage(const TileSpan& span, Stage& stage) const {
     const bf16* from = h + first(span) * 2 * width + col(span);
     const bf16* grad = da + first(span) * width + col(span);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += 2 * width, grad += width) {
-      const bool inside = patch_row() + i < span.rows;
+    for (int i = 0; i < kFragment; ++i, from += 2 * width, grad += width) {
+      const bool inside = fragment_row() + i < span.rows;
       stage_piece(stage[2 * i], from, inside);
       stage_piece(stage[2 * i + 1], from + width, inside);
-      if (i < kStagedGrads) stage_piece(stage[2 * kPatch + i], grad, inside);
+      if (i < kStagedGrads) stage_piece(stage[2 * kFragment + i], grad, inside);
     }
     __pipeline_commit();
   }
   __device__ static void unstage(const Stage& stage, const Held& held,
-                                 Patch<bf16> (&patches)[kParts]) {
+                                 Fragment<bf16> (&fragments)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
+    for (int i = 0; i < kFragment; ++i) {
       RowWords<bf16> d, gate, up;
       staged_piece(stage[2 * i], gate), staged_piece(stage[2 * i + 1], up);
       if (i < kStagedGrads) {
-        staged_piece(stage[2 * kPatch + i], d);
+        staged_piece(stage[2 * kFragment + i], d);
       } else {
 #pragma unroll
-        for (int k = 0; k < kPatch / 2; ++k) d[k] = held[i - kStagedGrads][k];
+        for (int k = 0; k < kFragment / 2; ++k) d[k] = held[i - kStagedGrads][k];
       }
-      swiglu_backward_row<bf16>(d, gate, up, patches[0].word[i], patches[1].word[i]);
+      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
     }
   }
 };
@@ -159,23 +160,23 @@ struct SwigluBackwardElements : OneTile {
     else
       return to_float(*from);
   }
-  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
+  __device__ void load(const TileSpan& span, Fragment<T> (&fragments)[kParts]) const {
 #pragma unroll 1
-    for (int i = 0; i < kPatch; ++i) {
-      const int64_t row = span.row + patch_row() + i;
-      float x[kPatch] = {};
+    for (int i = 0; i < kFragment; ++i) {
+      const int64_t row = span.row + fragment_row() + i;
+      float x[kFragment] = {};
 #pragma unroll
-      for (int j = 0; j < kPatch; ++j) {
-        if (patch_row() + i >= span.rows || patch_col() + j >= span.cols) continue;
-        const int64_t col = span.col + patch_col() + j, f = col < width ? col : col - width;
+      for (int j = 0; j < kFragment; ++j) {
+        if (fragment_row() + i >= span.rows || fragment_col() + j >= span.cols) continue;
+        const int64_t col = span.col + fragment_col() + j, f = col < width ? col : col - width;
         const T* gate = h + row * 2 * width + f;
         const SwigluGrads grads =
             swiglu_grads<T>(value(da + row * width + f), value(gate), value(gate + width));
         x[j] = col < width ? grads.gate : grads.up;
       }
 #pragma unroll
-      for (int k = 0; k < kPatch; ++k)  // registers have no run-time index
-        if (k == i) to_words(x, patches[0].word[k]);
+      for (int k = 0; k < kFragment; ++k)  // registers have no run-time index
+        if (k == i) to_words(x, fragments[0].word[k]);
     }
   }
 };

@@ -13,60 +13,60 @@ namespace moxie::cuda {
 
 // Eight of them, of rows or of columns, with signs that mean nothing. Those of bf16 need 16 bits.
 template <class T>
-struct Peaks;
+struct Amax;
 
 template <>
-struct Peaks<bf16> {
-  static constexpr int kWords = kPatch / 2;
+struct Amax<bf16> {
+  static constexpr int kWords = kFragment / 2;
   uint32_t word[kWords];
 
-  __device__ static uint32_t higher(uint32_t a, uint32_t b) {
+  __device__ static uint32_t max_of(uint32_t a, uint32_t b) {
     return ptx::max_magnitude_bf16x2(a, b);
   }
   __device__ uint32_t bits(int i) const {  // of the f32
     return i % 2 ? word[i / 2] & 0x7fff0000u : word[i / 2] << 16 & 0x7fff0000u;
   }
-  __device__ uint32_t highest() const {
-    const uint32_t most = higher(higher(word[0], word[1]), higher(word[2], word[3]));
-    return higher(most, __byte_perm(most, 0, 0x1032));
+  __device__ uint32_t overall() const {
+    const uint32_t most = max_of(max_of(word[0], word[1]), max_of(word[2], word[3]));
+    return max_of(most, __byte_perm(most, 0, 0x1032));
   }
 };
 
 template <>
-struct Peaks<float> {
-  static constexpr int kWords = kPatch;
+struct Amax<float> {
+  static constexpr int kWords = kFragment;
   uint32_t word[kWords];
 
-  __device__ static uint32_t higher(uint32_t a, uint32_t b) { return ptx::max_magnitude(a, b); }
+  __device__ static uint32_t max_of(uint32_t a, uint32_t b) { return ptx::max_magnitude(a, b); }
   __device__ uint32_t bits(int i) const { return word[i] & 0x7fffffffu; }
-  __device__ uint32_t highest() const {
+  __device__ uint32_t overall() const {
     uint32_t most = word[0];
 #pragma unroll
-    for (int i = 1; i < kWords; ++i) most = higher(most, word[i]);
+    for (int i = 1; i < kWords; ++i) most = max_of(most, word[i]);
     return most;
   }
 };
 
 template <class T>
-__device__ void raise(Peaks<T>& peaks, const Peaks<T>& by) {
+__device__ void update_amax(Amax<T>& amax, const Amax<T>& by) {
 #pragma unroll
-  for (int i = 0; i < Peaks<T>::kWords; ++i)
-    peaks.word[i] = Peaks<T>::higher(peaks.word[i], by.word[i]);
+  for (int i = 0; i < Amax<T>::kWords; ++i)
+    amax.word[i] = Amax<T>::max_of(amax.word[i], by.word[i]);
 }
 
-// The highest over the lanes that differ in the bits of kLanes.
+// The amax over the lanes that differ in the bits of kLanes.
 template <int kLanes, class T>
-__device__ void raise_over_lanes(Peaks<T>& peaks) {
+__device__ void amax_over_lanes(Amax<T>& amax) {
 #pragma unroll
   for (int step = 1; step < kWarp; step *= 2) {
     if (!(kLanes & step)) continue;
 #pragma unroll
-    for (int i = 0; i < Peaks<T>::kWords; ++i)
-      peaks.word[i] = Peaks<T>::higher(peaks.word[i], __shfl_xor_sync(~0u, peaks.word[i], step));
+    for (int i = 0; i < Amax<T>::kWords; ++i)
+      amax.word[i] = Amax<T>::max_of(amax.word[i], __shfl_xor_sync(~0u, amax.word[i], step));
   }
 }
 
-// ---- scales: the codes of eight peaks, and what elements are multiplied with ----
+// ---- scales: the codes of eight amax, and what elements are multiplied with ----
 
 template <class T>
 struct Scales;
@@ -75,15 +75,15 @@ struct Scales;
 // e4m3 has no other value for it than zero.
 template <>
 struct Scales<bf16> {
-  uint32_t code[2];              // a byte each
-  uint32_t inverse[kPatch / 2];  // bf16
+  uint32_t code[2];                 // a byte each
+  uint32_t inverse[kFragment / 2];  // bf16
 
-  __device__ Scales(const Peaks<bf16>& peaks, ScaleChoice choice) {
+  __device__ Scales(const Amax<bf16>& amax, ScaleChoice choice) {
     const uint32_t round = (choice.round >> 16) * 0x10001u, limit = (choice.limit >> 16) * 0x10001u;
-    uint32_t codes[kPatch / 2];
+    uint32_t codes[kFragment / 2];
 #pragma unroll
-    for (int i = 0; i < kPatch / 2; ++i) {
-      const uint32_t bits = peaks.word[i] & 0x7fff7fffu;
+    for (int i = 0; i < kFragment / 2; ++i) {
+      const uint32_t bits = amax.word[i] & 0x7fff7fffu;
       const uint32_t exponent = bits + round >> 7 & 0x01ff01ffu;
       codes[i] = __vmaxu2(exponent, 0x00080008u) - 0x00080008u;
       inverse[i] = 0x7f007f00u - (codes[i] << 7);
@@ -101,12 +101,12 @@ struct Scales<bf16> {
 template <>
 struct Scales<float> {
   uint32_t code[2] = {};
-  float inverse[kPatch];
+  float inverse[kFragment];
 
-  __device__ Scales(const Peaks<float>& peaks, ScaleChoice choice) {
+  __device__ Scales(const Amax<float>& amax, ScaleChoice choice) {
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      const uint32_t one = code_of(peaks.bits(i), choice);
+    for (int i = 0; i < kFragment; ++i) {
+      const uint32_t one = code_of(amax.bits(i), choice);
       code[i / 4] |= one << 8 * (i % 4);
       inverse[i] = inverse_of(one);
     }

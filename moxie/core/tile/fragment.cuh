@@ -1,5 +1,5 @@
-// A patch is the 8 x 8 elements that one thread of a CTA holds in registers; a tile is 16 x 16 of
-// them. Eight columns are what a 16-byte load of bf16 brings, and eight rows of a column what an
+// A fragment is the 8 x 8 elements that one thread of a CTA holds in registers; a tile is 16 x 16
+// of them. Eight columns are what a 16-byte load of bf16 brings, and eight rows of a column what an
 // 8-byte store into the colwise form takes, so both forms come out of registers. Half a warp lies
 // along a row: each of its accesses is whole lines of memory.
 #pragma once
@@ -11,140 +11,141 @@
 namespace moxie::cuda {
 
 // Eight elements of bf16, or of f32.
-__device__ inline void to_floats(const uint32_t (&word)[kPatch / 2], float (&x)[kPatch]) {
+__device__ inline void to_floats(const uint32_t (&word)[kFragment / 2], float (&x)[kFragment]) {
 #pragma unroll
-  for (int j = 0; j < kPatch; j += 2) {
+  for (int j = 0; j < kFragment; j += 2) {
     x[j] = std::bit_cast<float>(word[j / 2] << 16);
     x[j + 1] = std::bit_cast<float>(word[j / 2] & 0xffff0000u);
   }
 }
-__device__ inline void to_floats(const uint32_t (&word)[kPatch], float (&x)[kPatch]) {
+__device__ inline void to_floats(const uint32_t (&word)[kFragment], float (&x)[kFragment]) {
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) x[j] = std::bit_cast<float>(word[j]);
+  for (int j = 0; j < kFragment; ++j) x[j] = std::bit_cast<float>(word[j]);
 }
 
 // The reverse, rounded.
-__device__ inline void to_words(const float (&x)[kPatch], uint32_t (&word)[kPatch / 2]) {
+__device__ inline void to_words(const float (&x)[kFragment], uint32_t (&word)[kFragment / 2]) {
 #pragma unroll
-  for (int j = 0; j < kPatch; j += 2) word[j / 2] = to_bf16_pair(x[j], x[j + 1]);
+  for (int j = 0; j < kFragment; j += 2) word[j / 2] = to_bf16_pair(x[j], x[j + 1]);
 }
-__device__ inline void to_words(const float (&x)[kPatch], uint32_t (&word)[kPatch]) {
+__device__ inline void to_words(const float (&x)[kFragment], uint32_t (&word)[kFragment]) {
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) word[j] = std::bit_cast<uint32_t>(x[j]);
+  for (int j = 0; j < kFragment; ++j) word[j] = std::bit_cast<uint32_t>(x[j]);
 }
 
 template <class T>
-struct Patch;
+struct Fragment;
 
 template <>
-struct Patch<bf16> {
-  using Peak = bf16;
-  uint32_t word[kPatch][kPatch / 2];
+struct Fragment<bf16> {
+  using AmaxElement = bf16;
+  uint32_t word[kFragment][kFragment / 2];
 
   __device__ void prepare() {}
   // Row i, scaled as a row or by columns.
-  __device__ void by_row(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
+  __device__ void by_row(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
     const uint32_t both = __byte_perm(scales.inverse[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
-    uint32_t scaled[kPatch / 2];
+    uint32_t scaled[kFragment / 2];
 #pragma unroll
-    for (int j = 0; j < kPatch / 2; ++j) scaled[j] = multiply_pairs(word[i][j], both);
+    for (int j = 0; j < kFragment / 2; ++j) scaled[j] = multiply_pairs(word[i][j], both);
     to_floats(scaled, x);
   }
-  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
-    uint32_t scaled[kPatch / 2];
+  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
+    uint32_t scaled[kFragment / 2];
 #pragma unroll
-    for (int j = 0; j < kPatch / 2; ++j) scaled[j] = multiply_pairs(word[i][j], scales.inverse[j]);
+    for (int j = 0; j < kFragment / 2; ++j)
+      scaled[j] = multiply_pairs(word[i][j], scales.inverse[j]);
     to_floats(scaled, x);
   }
-  __device__ void row(int i, float (&x)[kPatch]) const { to_floats(word[i], x); }
-  __device__ Peaks<bf16> columns() const {
-    Peaks<bf16> peaks;
+  __device__ void row(int i, float (&x)[kFragment]) const { to_floats(word[i], x); }
+  __device__ Amax<bf16> columns() const {
+    Amax<bf16> amax;
 #pragma unroll
-    for (int j = 0; j < kPatch / 2; ++j) {
-      peaks.word[j] = Peaks<bf16>::higher(word[0][j], word[1][j]);
+    for (int j = 0; j < kFragment / 2; ++j) {
+      amax.word[j] = Amax<bf16>::max_of(word[0][j], word[1][j]);
 #pragma unroll
-      for (int i = 2; i < kPatch; ++i)
-        peaks.word[j] = Peaks<bf16>::higher(peaks.word[j], word[i][j]);
+      for (int i = 2; i < kFragment; ++i)
+        amax.word[j] = Amax<bf16>::max_of(amax.word[j], word[i][j]);
     }
-    return peaks;
+    return amax;
   }
-  __device__ Peaks<bf16> rows() const {
-    const auto of_row = [](const uint32_t(&x)[kPatch / 2]) {  // of its even and its odd columns
-      return Peaks<bf16>::higher(Peaks<bf16>::higher(x[0], x[1]), Peaks<bf16>::higher(x[2], x[3]));
+  __device__ Amax<bf16> rows() const {
+    const auto of_row = [](const uint32_t(&x)[kFragment / 2]) {  // of its even and its odd columns
+      return Amax<bf16>::max_of(Amax<bf16>::max_of(x[0], x[1]), Amax<bf16>::max_of(x[2], x[3]));
     };
-    Peaks<bf16> peaks;
+    Amax<bf16> amax;
 #pragma unroll
-    for (int i = 0; i < kPatch; i += 2) {
+    for (int i = 0; i < kFragment; i += 2) {
       const uint32_t a = of_row(word[i]), b = of_row(word[i + 1]);
-      peaks.word[i / 2] = Peaks<bf16>::higher(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
+      amax.word[i / 2] = Amax<bf16>::max_of(__byte_perm(a, b, 0x5410), __byte_perm(a, b, 0x7632));
     }
-    return peaks;
+    return amax;
   }
 };
 
-// Any patch whose rows are floats.
+// Any fragment whose rows are floats.
 template <class Self>
 struct FloatRows {
-  using Peak = float;
+  using AmaxElement = float;
   __device__ void prepare() {}
-  __device__ void by_row(int i, const Scales<float>& scales, float (&x)[kPatch]) const {
+  __device__ void by_row(int i, const Scales<float>& scales, float (&x)[kFragment]) const {
     static_cast<const Self*>(this)->row(i, x);
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) x[j] *= scales.inverse[i];
+    for (int j = 0; j < kFragment; ++j) x[j] *= scales.inverse[i];
   }
-  __device__ void by_column(int i, const Scales<float>& scales, float (&x)[kPatch]) const {
+  __device__ void by_column(int i, const Scales<float>& scales, float (&x)[kFragment]) const {
     static_cast<const Self*>(this)->row(i, x);
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) x[j] *= scales.inverse[j];
+    for (int j = 0; j < kFragment; ++j) x[j] *= scales.inverse[j];
   }
-  __device__ Peaks<float> columns() const {
-    Peaks<float> peaks{};
+  __device__ Amax<float> columns() const {
+    Amax<float> amax{};
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      float x[kPatch];
+    for (int i = 0; i < kFragment; ++i) {
+      float x[kFragment];
       static_cast<const Self*>(this)->row(i, x);
 #pragma unroll
-      for (int j = 0; j < kPatch; ++j)
-        peaks.word[j] = Peaks<float>::higher(peaks.word[j], std::bit_cast<uint32_t>(x[j]));
+      for (int j = 0; j < kFragment; ++j)
+        amax.word[j] = Amax<float>::max_of(amax.word[j], std::bit_cast<uint32_t>(x[j]));
     }
-    return peaks;
+    return amax;
   }
-  __device__ Peaks<float> rows() const {
-    Peaks<float> peaks{};
+  __device__ Amax<float> rows() const {
+    Amax<float> amax{};
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
-      float x[kPatch];
+    for (int i = 0; i < kFragment; ++i) {
+      float x[kFragment];
       static_cast<const Self*>(this)->row(i, x);
 #pragma unroll
-      for (int j = 0; j < kPatch; ++j)
-        peaks.word[i] = Peaks<float>::higher(peaks.word[i], std::bit_cast<uint32_t>(x[j]));
+      for (int j = 0; j < kFragment; ++j)
+        amax.word[i] = Amax<float>::max_of(amax.word[i], std::bit_cast<uint32_t>(x[j]));
     }
-    return peaks;
+    return amax;
   }
 };
 
 template <>
-struct Patch<float> : FloatRows<Patch<float>> {
-  uint32_t word[kPatch][kPatch];
+struct Fragment<float> : FloatRows<Fragment<float>> {
+  uint32_t word[kFragment][kFragment];
 
-  __device__ void row(int i, float (&x)[kPatch]) const { to_floats(word[i], x); }
+  __device__ void row(int i, float (&x)[kFragment]) const { to_floats(word[i], x); }
 };
 
 // With a scale per row. A magnitude of it has four bits, which bf16 holds, and f16 too beside those
 // of rows whose scales are at most 2^14 larger: that is `exact`, and what real tensors are.
 template <>
-struct Patch<e4m3> {
-  using Peak = bf16;
-  uint32_t word[kPatch][kPatch / 4];
+struct Fragment<e4m3> {
+  using AmaxElement = bf16;
+  uint32_t word[kFragment][kFragment / 4];
   // Codes of rows 2 i and 2 i + 1, for i = lane % 4: four lanes, whose columns have the same
   // scales, load two rows' each. Not combined yet, so that no load waits for another.
   uint8_t loaded[2];
-  uint32_t code[kPatch / 2];  // of two rows each, in 16 bits
-  uint32_t unit;              // the largest code
+  uint32_t code[kFragment / 2];  // of two rows each, in 16 bits
+  uint32_t unit;                 // the largest code
   bool exact;
-  // What columns() leaves for the turn: where exact, all in f16, in multiples of the largest scale;
-  // else the words. One array, so that no register holds both.
-  uint32_t half[kPatch][kPatch / 2];
+  // What columns() leaves for the transpose: where exact, all in f16, in multiples of the largest
+  // scale; else the words. One array, so that no register holds both.
+  uint32_t half[kFragment][kFragment / 2];
 
   __device__ void share_codes() {
     const int lane = lane_index();
@@ -154,21 +155,21 @@ struct Patch<e4m3> {
   }
   __device__ uint32_t code_of_row(int i) const { return code[i / 2] >> 16 * (i % 2) & 0xff; }
 
-  __device__ void row(int i, float (&x)[kPatch]) const { row(i, word[i][0], word[i][1], x); }
-  __device__ void row(int i, uint32_t first, uint32_t second, float (&x)[kPatch]) const {
+  __device__ void row(int i, float (&x)[kFragment]) const { row(i, word[i][0], word[i][1], x); }
+  __device__ void row(int i, uint32_t first, uint32_t second, float (&x)[kFragment]) const {
     ptx::decode4(first, x), ptx::decode4(second, x + 4);
     const float scale = factor_of(code_of_row(i));
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) x[j] *= scale;
+    for (int j = 0; j < kFragment; ++j) x[j] *= scale;
   }
   // After columns(), where there are no factors().
-  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kPatch]) const {
-    float inverse[kPatch];
+  __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
+    float inverse[kFragment];
     to_floats(scales.inverse, inverse);
     if (exact) {
       const float scale = factor_of(unit);
 #pragma unroll
-      for (int j = 0; j < kPatch; j += 2) {
+      for (int j = 0; j < kFragment; j += 2) {
         const float2 two = floats_of_f16_pair(half[i][j / 2]);
         x[j] = two.x * scale, x[j + 1] = two.y * scale;
       }
@@ -176,7 +177,7 @@ struct Patch<e4m3> {
       row(i, half[i][0], half[i][1], x);
     }
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) x[j] *= inverse[j];
+    for (int j = 0; j < kFragment; ++j) x[j] *= inverse[j];
   }
 
   __device__ void prepare() {
@@ -191,7 +192,7 @@ struct Patch<e4m3> {
     exact = unit < kE8m0Nan;
     if (unit - min(few & 0xffff, few >> 16) <= 14) return;
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) {
+    for (int i = 0; i < kFragment; ++i) {
       if (unit - code_of_row(i) <= 14) continue;
       exact = exact && !((word[i][0] | word[i][1]) & 0x7f7f7f7fu);
       if (!exact) continue;  // else they are zeros, of any scale
@@ -201,54 +202,54 @@ struct Patch<e4m3> {
   }
   static constexpr uint32_t kOne = 0x04000400u;  // of the exponents of two f16
 
-  __device__ Peaks<bf16> columns() {
-    Peaks<bf16> peaks;
+  __device__ Amax<bf16> columns() {
+    Amax<bf16> amax;
     if (exact) {
       const float scale = factor_of(unit);
 #pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
+      for (int i = 0; i < kFragment; ++i) {
         const uint32_t both = __byte_perm(code[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
         const uint32_t factor = both * 1024u + (15u - unit) * kOne;  // 2^(code - unit), twice
 #pragma unroll
-        for (int j = 0; j < kPatch / 2; ++j)
+        for (int j = 0; j < kFragment / 2; ++j)
           half[i][j] = multiply_f16_pairs(ptx::decode_pair(word[i][j / 2], j % 2), factor);
       }
 #pragma unroll
-      for (int j = 0; j < kPatch / 2; ++j) {
+      for (int j = 0; j < kFragment / 2; ++j) {
         uint32_t most = half[0][j];
 #pragma unroll
-        for (int i = 1; i < kPatch; ++i) most = ptx::max_magnitude_f16x2(most, half[i][j]);
+        for (int i = 1; i < kFragment; ++i) most = ptx::max_magnitude_f16x2(most, half[i][j]);
         const float2 two = floats_of_f16_pair(most);
-        peaks.word[j] = __byte_perm(std::bit_cast<uint32_t>(two.x * scale),
-                                    std::bit_cast<uint32_t>(two.y * scale), 0x7632);
+        amax.word[j] = __byte_perm(std::bit_cast<uint32_t>(two.x * scale),
+                                   std::bit_cast<uint32_t>(two.y * scale), 0x7632);
       }
     } else {
 #pragma unroll
-      for (uint32_t& two : peaks.word) two = 0;
+      for (uint32_t& two : amax.word) two = 0;
 #pragma unroll
-      for (int i = 0; i < kPatch; ++i) {
-        float x[kPatch];
+      for (int i = 0; i < kFragment; ++i) {
+        float x[kFragment];
         row(i, x);
 #pragma unroll
-        for (int j = 0; j < kPatch; j += 2)
-          peaks.word[j / 2] = Peaks<bf16>::higher(
-              peaks.word[j / 2], __byte_perm(std::bit_cast<uint32_t>(x[j]),
-                                             std::bit_cast<uint32_t>(x[j + 1]), 0x7632));
+        for (int j = 0; j < kFragment; j += 2)
+          amax.word[j / 2] = Amax<bf16>::max_of(
+              amax.word[j / 2], __byte_perm(std::bit_cast<uint32_t>(x[j]),
+                                            std::bit_cast<uint32_t>(x[j + 1]), 0x7632));
         half[i][0] = word[i][0], half[i][1] = word[i][1];
       }
     }
-    return peaks;
+    return amax;
   }
 
   // What turns `half` into e4m3, as pairs of f16. False where f16 has no such power of two.
-  __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kPatch / 2]) const {
+  __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kFragment / 2]) const {
     // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30. That
     // of a NaN is 255.
     const int less = 239 - static_cast<int>(unit);
     const uint32_t low = max(less + 1, 0) * 0x10001u, high = min(less + 30, 254) * 0x10001u;
     uint32_t least = high, most = low;
 #pragma unroll
-    for (int j = 0; j < kPatch / 2; ++j) {
+    for (int j = 0; j < kFragment / 2; ++j) {
       const uint32_t exponent = scales.inverse[j] >> 7 & 0x00ff00ffu;
       least = __vminu2(least, exponent), most = __vmaxu2(most, exponent);
       factor[j] = (exponent << 10) - less * kOne;

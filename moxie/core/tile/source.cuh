@@ -1,4 +1,4 @@
-// Where patches come from: bf16 or f32 in memory, or the rowwise form. Fused ops have sources of
+// Where fragments come from: bf16 or f32 in memory, or the rowwise form. Fused ops have sources of
 // their own (swiglu_source.cuh, gather_source.cuh).
 #pragma once
 
@@ -12,7 +12,7 @@ namespace moxie::cuda {
 // Eight elements as words; those from `count` on are 0.
 template <bool kAligned, class T, int kWords>
 __device__ void load_row(const T* from, int count, uint32_t (&word)[kWords]) {
-  constexpr int kPerWord = kPatch / kWords;
+  constexpr int kPerWord = kFragment / kWords;
   if constexpr (kAligned) {
 #pragma unroll
     for (uint32_t& w : word) w = 0;
@@ -48,7 +48,7 @@ __device__ void load_row(const T* from, int count, uint32_t (&word)[kWords]) {
 // The reverse; elements from `count` on are left alone.
 template <bool kAligned, class T, int kWords>
 __device__ void store_row(T* to, int count, const uint32_t (&word)[kWords]) {
-  constexpr int kPerWord = kPatch / kWords;
+  constexpr int kPerWord = kFragment / kWords;
   if constexpr (kAligned) {
     if (count <= 0) return;
 #pragma unroll
@@ -57,7 +57,7 @@ __device__ void store_row(T* to, int count, const uint32_t (&word)[kWords]) {
           uint4{word[k], word[k + 1], word[k + 2], word[k + 3]};
   } else {
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j) {
+    for (int j = 0; j < kFragment; ++j) {
       if (j >= count) break;
       if constexpr (sizeof(T) == 4)
         to[j] = std::bit_cast<float>(word[j]);
@@ -110,29 +110,30 @@ struct FloatSource : OneTile {
     source.x += at.panel.begin * cols;
     return source;
   }
-  __device__ void load(const TileSpan& span, Patch<T> (&patches)[kParts]) const {
-    Patch<T>& patch = patches[0];
-    const int row = patch_row(), count = span.cols - patch_col();
-    const T* from = x + (span.row + row) * cols + span.col + patch_col();
+  __device__ void load(const TileSpan& span, Fragment<T> (&fragments)[kParts]) const {
+    Fragment<T>& fragment = fragments[0];
+    const int row = fragment_row(), count = span.cols - fragment_col();
+    const T* from = x + (span.row + row) * cols + span.col + fragment_col();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols)
-      load_row<kAligned>(from, row + i < span.rows ? count : 0, patch.word[i]);
+    for (int i = 0; i < kFragment; ++i, from += cols)
+      load_row<kAligned>(from, row + i < span.rows ? count : 0, fragment.word[i]);
   }
 
   // The same in two steps, which no register waits for. Every thread reads back what it staged.
-  using Stage = uint4[kPatch][kThreads];
+  using Stage = uint4[kFragment][kThreads];
   __device__ void stage(const TileSpan& span, Stage& stage) const {
-    const int row = patch_row();
-    const T* from = x + (span.row + row) * cols + span.col + patch_col();
+    const int row = fragment_row();
+    const T* from = x + (span.row + row) * cols + span.col + fragment_col();
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols)
-      stage_piece(stage[i], from, row + i < span.rows && patch_col() < span.cols);
+    for (int i = 0; i < kFragment; ++i, from += cols)
+      stage_piece(stage[i], from, row + i < span.rows && fragment_col() < span.cols);
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held&, Patch<T> (&patches)[kParts]) {
+  __device__ static void unstage(const Stage& stage, const Held&,
+                                 Fragment<T> (&fragments)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i) staged_piece(stage[i], patches[0].word[i]);
+    for (int i = 0; i < kFragment; ++i) staged_piece(stage[i], fragments[0].word[i]);
   }
 };
 
@@ -159,37 +160,37 @@ struct RowwiseSource : OneTile {
     const Place place = place_of(panels, at.panel, Form::kRowwise, block, layout);
     RowwiseSource source = *this;
     // Both of this thread, in the first tile of columns.
-    source.qdata += place.qdata + (at.row + patch_row()) * cols + patch_col();
+    source.qdata += place.qdata + (at.row + fragment_row()) * cols + fragment_col();
     const int64_t row = at.row + code_row();
     source.scale += place.scale;
     if (layout == ScaleLayout::kPlain)
-      source.scale += (row >> row_shift) * scale_stride + (patch_col() >> col_shift);
+      source.scale += (row >> row_shift) * scale_stride + (fragment_col() >> col_shift);
     else if (layout == ScaleLayout::kQuads)
       source.scale += (row >> row_shift) * kQuad;
     else
-      source.scale += swizzled_index(row, patch_col() / kMxBlock, scale_stride);
+      source.scale += swizzled_index(row, fragment_col() / kMxBlock, scale_stride);
     return source;
   }
-  __device__ void load(const TileSpan& span, Patch<e4m3> (&patches)[kParts]) const {
+  __device__ void load(const TileSpan& span, Fragment<e4m3> (&fragments)[kParts]) const {
     const e4m3* from = qdata + span.col;
 #pragma unroll
-    for (int i = 0; i < kPatch; ++i, from += cols)
-      load_row<kAligned>(from, patch_row() + i < span.rows ? span.cols - patch_col() : 0,
-                         patches[0].word[i]);
-    load_codes(span, patches[0].loaded);
+    for (int i = 0; i < kFragment; ++i, from += cols)
+      load_row<kAligned>(from, fragment_row() + i < span.rows ? span.cols - fragment_col() : 0,
+                         fragments[0].word[i]);
+    load_codes(span, fragments[0].loaded);
   }
 
  private:
   // Four lanes are inside one block: the columns of a rowwise one are 32 or more. Each loads the
   // codes of two rows, of which the first is even: blocks that are taller than a row have both.
-  __device__ static int code_row() { return patch_row() + lane_index() % 4 * 2; }
+  __device__ static int code_row() { return fragment_row() + lane_index() % 4 * 2; }
   __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
     const auto tile = static_cast<uint32_t>(span.col / kTileCols);
     const e8m0* from = scale + (tile >> quad_shift) * tile_step + (tile & ((1u << quad_shift) - 1));
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       codes[i] = 0;
-      if (code_row() + i < span.rows && patch_col() / kMxBlock * kMxBlock < span.cols)
+      if (code_row() + i < span.rows && fragment_col() / kMxBlock * kMxBlock < span.cols)
         codes[i] = from[i * row_step].code;
     }
   }

@@ -11,28 +11,28 @@ namespace moxie::cuda {
 
 // ---- shared memory ----
 
-// A tile of e4m3, [outer, k] as in the colwise form. Patches touch eight bytes of each of eight
+// A tile of e4m3, [outer, k] as in the colwise form. Fragments touch eight bytes of each of eight
 // lines, and neighbouring lanes do so eight lines apart; global memory wants 16 bytes along a line.
 // The exclusive or keeps both free of bank conflicts.
 struct alignas(16) ByteTile {
   uint8_t byte[kTileCols][kTileRows];
 
-  // Eight bytes of line i of this thread's patch.
+  // Eight bytes of line i of this thread's fragment.
   __device__ uint2& piece(int i) {
-    const int index = patch_row() / kPatch ^ patch_col() / kPatch;
-    return *reinterpret_cast<uint2*>(byte[patch_col() + i] + index * sizeof(uint2));
+    const int index = fragment_row() / kFragment ^ fragment_col() / kFragment;
+    return *reinterpret_cast<uint2*>(byte[fragment_col() + i] + index * sizeof(uint2));
   }
   __device__ uint4 load(int line, int index) const {
     const uint4 both = chunk(line, index);
-    return line / kPatch % 2 ? uint4{both.z, both.w, both.x, both.y} : both;
+    return line / kFragment % 2 ? uint4{both.z, both.w, both.x, both.y} : both;
   }
   __device__ void store(int line, int index, const uint4& v) {
-    const_cast<uint4&>(chunk(line, index)) = line / kPatch % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
+    const_cast<uint4&>(chunk(line, index)) = line / kFragment % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
   }
   // The same from memory, which no register waits for.
   __device__ void copy(int line, int index, const e4m3* from) {
     auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
-    const int first = line / kPatch % 2;
+    const int first = line / kFragment % 2;
     ptx::copy_async_8(halves + first, from);
     ptx::copy_async_8(halves + 1 - first, from + sizeof(uint2));
   }
@@ -40,16 +40,16 @@ struct alignas(16) ByteTile {
  private:
   __device__ const uint4& chunk(int line, int index) const {
     return *reinterpret_cast<const uint4*>(byte[line] +
-                                           (index ^ line / kPatch / 2) * sizeof(uint4));
+                                           (index ^ line / kFragment / 2) * sizeof(uint4));
   }
 };
-static_assert(kTileRows / kPatch == kPatchLanes);
+static_assert(kTileRows / kFragment == kFragmentLanes);
 
-// Eight bytes of each column of this thread's patch, four rows to a word. The patch has `left`
-// rows: from there on it is padded with zeros, also where a scale is NaN.
+// Eight bytes of each column of this thread's fragment, four rows to a word. The fragment has
+// `left` rows: from there on it is padded with zeros, also where a scale is NaN.
 template <class Tile>
-__device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kPatch][2]) {
-  if (left < kPatch) {
+__device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kFragment][2]) {
+  if (left < kFragment) {
     const auto bytes_below = [](int count) {
       return count >= 4 ? ~0u : count <= 0 ? 0u : (1u << 8 * count) - 1;
     };
@@ -57,41 +57,41 @@ __device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kPatch][2]
     for (auto& [low, high] : piece) low &= bytes_below(left), high &= bytes_below(left - 4);
   }
 #pragma unroll
-  for (int j = 0; j < kPatch; ++j) tile.piece(j) = uint2{piece[j][0], piece[j][1]};
+  for (int j = 0; j < kFragment; ++j) tile.piece(j) = uint2{piece[j][0], piece[j][1]};
 }
 
-// Encodes this thread's patch column by column; scaled(i, x) gives its row i.
+// Encodes this thread's fragment column by column; scaled(i, x) gives its row i.
 template <class Tile, class Scaled>
-__device__ void turn_rows(Tile& tile, int left, Scaled&& scaled) {
-  uint32_t piece[kPatch][2] = {};
+__device__ void transpose_rows(Tile& tile, int left, Scaled&& scaled) {
+  uint32_t piece[kFragment][2] = {};
 #pragma unroll
-  for (int i = 0; i < kPatch; i += 2) {
-    float x[2][kPatch];
+  for (int i = 0; i < kFragment; i += 2) {
+    float x[2][kFragment];
     scaled(i, x[0]), scaled(i + 1, x[1]);
 #pragma unroll
-    for (int j = 0; j < kPatch; ++j)
+    for (int j = 0; j < kFragment; ++j)
       piece[j][i / 4] |= ptx::encode2(x[0][j], x[1][j]) << 8 * (i % 4);
   }
   store_columns(tile, left, piece);
 }
 
 template <class Tile, class Element>
-__device__ void turn_patch(Tile& tile, int left, const Patch<Element>& patch,
-                           const Scales<typename Patch<Element>::Peak>& scales) {
+__device__ void transpose_fragment(Tile& tile, int left, const Fragment<Element>& fragment,
+                                   const Scales<typename Fragment<Element>::AmaxElement>& scales) {
   if constexpr (std::is_same_v<Element, e4m3>) {
-    uint32_t factor[kPatch / 2];
-    if (patch.factors(scales, factor)) {
-      uint32_t piece[kPatch][2];
+    uint32_t factor[kFragment / 2];
+    if (fragment.factors(scales, factor)) {
+      uint32_t piece[kFragment][2];
 #pragma unroll
-      for (int i = 0; i < kPatch; i += 4)
+      for (int i = 0; i < kFragment; i += 4)
 #pragma unroll
-        for (int j = 0; j < kPatch; j += 4) {
+        for (int j = 0; j < kFragment; j += 4) {
           uint32_t four[4];
 #pragma unroll
           for (int k = 0; k < 4; ++k)
             four[k] = ptx::encode_pairs(
-                multiply_f16_pairs(patch.half[i + k][j / 2], factor[j / 2]),
-                multiply_f16_pairs(patch.half[i + k][j / 2 + 1], factor[j / 2 + 1]));
+                multiply_f16_pairs(fragment.half[i + k][j / 2], factor[j / 2]),
+                multiply_f16_pairs(fragment.half[i + k][j / 2 + 1], factor[j / 2 + 1]));
           ptx::transpose_bytes(four);
 #pragma unroll
           for (int k = 0; k < 4; ++k) piece[j + k][i / 4] = four[k];
@@ -100,20 +100,21 @@ __device__ void turn_patch(Tile& tile, int left, const Patch<Element>& patch,
       return;
     }
   }
-  turn_rows(tile, left, [&](int i, float(&x)[kPatch]) { patch.by_column(i, scales, x); });
+  transpose_rows(tile, left,
+                 [&](int i, float(&x)[kFragment]) { fragment.by_column(i, scales, x); });
 }
 
-// ---- operands: where a tile goes ----
+// ---- where a tile goes ----
 
 // One form of the tile: [outer, k] with k contiguous.
-struct TileOperand {
+struct TileOut {
   e4m3* qdata;  // element (0, 0) of the tile
   int64_t stride;
   int outer, k;  // at most 128 each; k includes the zeros that pad a group's tail
 };
 
 // What is stored at once. Where the op's tensors are aligned, no piece is cut by an edge.
-inline constexpr int kRowwisePiece = kPatch;
+inline constexpr int kRowwisePiece = kFragment;
 inline constexpr int kColwisePiece = sizeof(uint4);
 inline constexpr int kMaxRowBlocks = kTileRows / kMxBlock;
 
@@ -157,7 +158,7 @@ __device__ void for_each_chunk(F&& f) {
 }
 
 template <bool kAligned>
-__device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
+__device__ void store_tile(const TileOut& out, const ByteTile& tile) {
   const int line = threadIdx.x / kLineChunks, index = threadIdx.x % kLineChunks;
   const int64_t step = kChunkLines * out.stride;
   e4m3* to = out.qdata + line * out.stride + index * kColwisePiece;
@@ -175,7 +176,7 @@ __device__ void store_tile(const TileOperand& out, const ByteTile& tile) {
 
 // The parts of an operand that no group covers. Pieces are those of the operand's form.
 template <bool kAligned, class Word>
-__device__ void zero(const TileOperand& out) {
+__device__ void zero(const TileOut& out) {
   constexpr int kPieces = kTileCols / sizeof(Word);
   const int k = threadIdx.x % kPieces * sizeof(Word);
 #pragma unroll 1

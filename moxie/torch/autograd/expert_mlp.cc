@@ -42,7 +42,7 @@ LinearStep run_up(const Tensor& x, const Tensor& w13, const Call& call) {
     const Tensor rows = permute(x, *options.slot_of, *options.row_of, options.top_k);
     return linear_forward(plan, args(rows));
   }
-  const Forms forms = quantize_permuted(plan, x, call.permutation(), options.offs, need);
+  const QuantizedForms forms = quantize_permuted(plan, x, call.permutation(), options.offs, need);
   LinearArgs of_tokens = args(x);
   of_tokens.forms = &forms;
   return linear_forward(plan, of_tokens);
@@ -59,7 +59,7 @@ LinearStep run_down(const Tensor& h, const Tensor& w2, const Call& call) {
     const Tensor a = swiglu(h);
     return linear_forward(plan, args(a));
   }
-  const Forms forms = quantize_swiglu(plan, h, options.offs, need);
+  const QuantizedForms forms = quantize_swiglu(plan, h, options.offs, need);
   LinearArgs of_h = args(h);
   of_h.forms = &forms;
   return linear_forward(plan, of_h);
@@ -130,7 +130,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     out[kW2] = below.dw;
     if (!needs_dx && !needs_dw13) return out;
     Tensor dh = h;
-    std::optional<Forms> forms;
+    std::optional<QuantizedForms> forms;
     if (needs_dx && needs_dw13 && fuses(plan2, Need::kBoth))
       forms = quantize_swiglu_backward(plan13, below.dx, h, offs);
     else

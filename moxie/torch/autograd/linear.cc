@@ -138,7 +138,7 @@ Need need_of_x(const Plan& plan) {
 }
 
 LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
-  Forms x, w;
+  QuantizedForms x, w;
   if (args.forms)
     x = *args.forms;
   else if (args.mx)
@@ -166,7 +166,7 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   LinearGrads grads;
   if (!args.needs_dx && !args.needs_dw) return grads;
   const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
-  const Forms dy =
+  const QuantizedForms dy =
       args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
   const Quantized& w_t = args.saved.w_t;
   if (args.needs_dx)

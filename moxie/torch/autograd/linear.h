@@ -17,7 +17,7 @@ struct LinearArgs {
   const MxTensor* mx = nullptr;  // x as it came quantized; then x is its proxy
   // x as an op fused with what made it quantized it, in the forms of need_of_x(); then x only has
   // its rows and its dtype.
-  const Forms* forms = nullptr;
+  const QuantizedForms* forms = nullptr;
   int64_t top_k = 1;  // rows that each of x stands for, where it is yet to be permuted
 };
 
@@ -74,7 +74,8 @@ struct LinearGradArgs {
   OptionalTensor main_grad;
   at::ScalarType x_dtype, w_dtype;
   bool needs_dx, needs_dw;
-  const Forms* forms = nullptr;  // of a dy that a fused op quantized; then dy only has its rows
+  // Of a dy that a fused op quantized; then dy only has its rows.
+  const QuantizedForms* forms = nullptr;
 };
 
 struct LinearGrads {

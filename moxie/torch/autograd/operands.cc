@@ -6,12 +6,12 @@ namespace moxie::ops {
 namespace {
 
 // What a pass without quantization multiplies: bf16, unless the recipe keeps the dtype.
-Forms in_high_precision(const Recipe& recipe, const Tensor& x) {
+QuantizedForms in_high_precision(const Recipe& recipe, const Tensor& x) {
   const Tensor plain = recipe.keeps_dtype ? x : x.to(at::kBFloat16);
   return {{plain, {}}, {plain, {}}};
 }
 
-Forms as_forms(const std::vector<Tensor>& made, Need need) {
+QuantizedForms as_forms(const std::vector<Tensor>& made, Need need) {
   switch (need) {
     case Need::kRowwise: return {{made[0], made[1]}, {}};
     case Need::kColwise: return {{}, {made[0], made[1]}};
@@ -22,13 +22,13 @@ Forms as_forms(const std::vector<Tensor>& made, Need need) {
 
 }  // namespace
 
-Forms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs, Role role,
-                      Need need) {
+QuantizedForms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs,
+                               Role role, Need need) {
   const Recipe& recipe = plan.recipe;
   if (!recipe.quantizes()) return in_high_precision(recipe, x);
   if (recipe.quantizes_wgrad() || need == Need::kRowwise)
     return as_forms(packed::quantize(x, offs, pack(tokens_spec(plan, role, need))), need);
-  Forms forms;
+  QuantizedForms forms;
   if (need == Need::kBoth) forms = quantize_tokens(plan, x, offs, role, Need::kRowwise);
   forms.colwise = {x.to(at::kBFloat16), {}};
   return forms;
@@ -38,24 +38,25 @@ bool fuses(const Plan& plan, Need need) {
   return plan.fuses && (plan.recipe.quantizes_wgrad() || need == Need::kRowwise);
 }
 
-Forms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs, Need need) {
+QuantizedForms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs,
+                               Need need) {
   return as_forms(packed::swiglu_quantize(h, offs, pack(tokens_spec(plan, Role::kX, need))), need);
 }
 
-Forms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
-                               const OptionalTensor& offs) {
+QuantizedForms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
+                                        const OptionalTensor& offs) {
   const QuantizeSpec spec = tokens_spec(plan, Role::kDy, Need::kBoth);
   return as_forms(packed::swiglu_backward_quantize(da, h, offs, pack(spec)), Need::kBoth);
 }
 
-Forms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
-                        const OptionalTensor& offs, Need need) {
+QuantizedForms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
+                                 const OptionalTensor& offs, Need need) {
   const QuantizeSpec spec = tokens_spec(plan, Role::kX, need);
   return as_forms(
       packed::permute_quantize(x, *permutation.slot_of, permutation.top_k, offs, pack(spec)), need);
 }
 
-Forms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
+QuantizedForms quantize_weights(const Plan& plan, const Tensor& w, Need need) {
   if (!plan.recipe.quantizes()) return in_high_precision(plan.recipe, w);
   return as_forms(packed::quantize(w, {}, pack(weights_spec(plan.recipe, plan.layout, need))),
                   need);

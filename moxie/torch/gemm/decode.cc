@@ -13,7 +13,7 @@ namespace moxie::ops {
 namespace {
 
 // In its natural order.
-Tensor decode_whole(const PassArgs& args, const Quantized& operand, OperandForm as) {
+Tensor decode_whole(const PassArgs& args, const Quantized& operand, FormAndBlock as) {
   if (!operand.scale) return operand.data;
   // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
@@ -41,7 +41,7 @@ constexpr int64_t kPanelRows = 1024;
 // An operand of which one panel at a time is decoded.
 class Panelled {
  public:
-  Panelled(const Quantized& operand, OperandForm as, at::ScalarType dtype)
+  Panelled(const Quantized& operand, FormAndBlock as, at::ScalarType dtype)
       : qdata_(dense(operand.data)),
         scale_(dense(*operand.scale)),
         operand_(gemm_operand({qdata_, scale_}, as, ScaleLayout::kPlain)),

@@ -38,7 +38,7 @@ Tensor in_quads(const Tensor& plain) {
 }
 
 // An operand of Hopper's kernel. `of` is dense, and holds what the operand views.
-GemmOperand sm90_operand(const PassArgs& args, OperandForm as, Quantized& of) {
+GemmOperand sm90_operand(const PassArgs& args, FormAndBlock as, Quantized& of) {
   ScaleLayout layout = args.layout_of(of);
   if (layout == ScaleLayout::kPlain && k_of(as.block, as.form) == kQuadBlock) {
     of.scale = in_quads(*of.scale);

@@ -32,7 +32,7 @@ struct PassArgs {
 };
 
 // A dense quantized operand as core's GEMMs take it.
-inline GemmOperand gemm_operand(const Quantized& operand, OperandForm as, ScaleLayout layout) {
+inline GemmOperand gemm_operand(const Quantized& operand, FormAndBlock as, ScaleLayout layout) {
   return {const_view<e4m3>(operand.data), const_view<e8m0>(*operand.scale),
           outer_of(as.block, as.form), k_of(as.block, as.form), layout};
 }

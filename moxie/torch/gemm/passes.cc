@@ -101,9 +101,9 @@ PassPlan plan_of(const Request& request, const Recipe& recipe,
                       .dw = result,
                       .adds_to_main_grad = add_to.has_value()};
   const bool in_fp8 = request.a.scale && request.b.scale;
-  PassPlan plan{
-      .recipe = recipe,
-      .kernel = choose_kernel(args, request.pass, in_fp8 ? Operands::kFp8 : Operands::kOther)};
+  PassPlan plan{.recipe = recipe,
+                .kernel = choose_kernel(args, request.pass,
+                                        in_fp8 ? OperandDtype::kFp8 : OperandDtype::kOther)};
   const bool swizzles = plan.kernel == Kernel::kSm100;
   plan.tokens = swizzles ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
   if (layout) {
@@ -125,7 +125,7 @@ struct OperandCheck {
   const char *op, *name, *scale_name;
   const Quantized& operand;
   SymShape natural;
-  OperandForm as;
+  FormAndBlock as;
   ScaleLayout layout;
 };
 

@@ -37,7 +37,7 @@ void quantize_weights_out(const Tensor& w, std::string_view text, const Tensor& 
                                           .groups = w.sym_size(0),
                                           .n = w.sym_size(1),
                                           .k = w.sym_size(2)},
-                                         Pass::kForward, Operands::kFp8);
+                                         Pass::kForward, OperandDtype::kFp8);
     const auto layout = layout_by_shape(recipe, forward, {qdata, scale, qdata_t, scale_t});
     quantize_into(kOp, w, {}, weights_spec(recipe, layout, Need::kBoth),
                   {qdata, scale, qdata_t, scale_t});

@@ -45,7 +45,7 @@ void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& s
   auto next = out.begin();
   const auto operand = [&] {
     const auto qdata = view<e4m3>(*next++);
-    return RowScaleOperand{qdata, view<float>(*next++)};
+    return RowScaleOut{qdata, view<float>(*next++)};
   };
   if (spec.rowwise) args.rowwise = operand();
   if (spec.colwise) args.colwise = operand();
@@ -83,7 +83,7 @@ QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
   auto next = out.begin();
   const auto operand = [&](Block block) {
     const auto qdata = view<e4m3>(*next++);
-    return Operand{block, spec.layout, qdata, view<e8m0>(*next++)};
+    return QuantizedOut{block, spec.layout, qdata, view<e8m0>(*next++)};
   };
   if (spec.rowwise) forms.rowwise = operand(*spec.rowwise);
   if (spec.colwise) forms.colwise = operand(*spec.colwise);
@@ -104,7 +104,7 @@ void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
   mark_written(out);
 }
 
-QuantizeSpec parse_forms(const char* op, const FormsText& text) {
+QuantizeSpec parse_forms(const char* op, const QuantizeText& text) {
   const bool both = text.rowwise && text.colwise;
   QuantizeSpec spec{.rule = parse_rule(text.rule, op), .layout = parse_layout(text.layout, op)};
   if (text.rowwise) spec.rowwise = parse_block(*text.rowwise, op, both ? "rowwise_block" : "block");

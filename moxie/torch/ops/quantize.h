@@ -81,11 +81,11 @@ void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
                    const QuantizeSpec& spec, const std::vector<Tensor>& out);
 
 // The blocks of an op that is given them as text; an argument is called block where there is one.
-struct FormsText {
+struct QuantizeText {
   std::optional<std::string_view> rowwise, colwise;
   std::string_view rule, layout;
 };
-QuantizeSpec parse_forms(const char* op, const FormsText& text);
+QuantizeSpec parse_forms(const char* op, const QuantizeText& text);
 
 inline std::tuple<Tensor, Tensor> two(const std::vector<Tensor>& out) { return {out[0], out[1]}; }
 inline std::tuple<Tensor, Tensor, Tensor, Tensor> four(const std::vector<Tensor>& out) {

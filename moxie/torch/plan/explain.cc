@@ -19,7 +19,7 @@ int64_t elements(const Shape& shape) {
 
 // The bytes of one form of a tensor, its scales included.
 int64_t bytes_of(const Recipe& recipe, const Shape& of, std::optional<int64_t> groups,
-                 OperandForm as, ScaleLayout layout) {
+                 FormAndBlock as, ScaleLayout layout) {
   const bool by_row = recipe.scaling == Scaling::kRow;
   const auto shape = by_row ? row_scale_shape<int64_t>(of, groups, as.form)
                             : operand_shape<int64_t>(of, groups, as.form, as.block, layout);
@@ -56,7 +56,7 @@ bool is_quantized(const Recipe& recipe, Pass pass) {
   return pass == Pass::kWgrad ? recipe.quantizes_wgrad() : recipe.quantizes();
 }
 
-std::string operand_text(const Plan& plan, const char* name, Pass pass, OperandForm as,
+std::string operand_text(const Plan& plan, const char* name, Pass pass, FormAndBlock as,
                          const ExplainArgs& args) {
   const std::string of = std::string(name) + " ";
   if (!is_quantized(plan.recipe, pass))

@@ -225,16 +225,17 @@ PassPlan pass_of(const Plan& plan, Pass pass) {
           .weights = plan.w_layout};
 }
 
-Kernel choose_kernel(const PlanArgs& args, Pass pass, Operands operands) {
-  return operands == Operands::kFp8 ? choose(args, pass).kernel : high_precision_kernel(args, pass);
+Kernel choose_kernel(const PlanArgs& args, Pass pass, OperandDtype operands) {
+  return operands == OperandDtype::kFp8 ? choose(args, pass).kernel
+                                        : high_precision_kernel(args, pass);
 }
 
-OperandForm form_of_a(const Recipe& recipe, Pass pass) {
+FormAndBlock form_of_a(const Recipe& recipe, Pass pass) {
   if (pass == Pass::kWgrad) return {Form::kColwise, recipe.wgrad_dy};
   return {Form::kRowwise, recipe.activations};
 }
 
-OperandForm form_of_b(const Recipe& recipe, Pass pass) {
+FormAndBlock form_of_b(const Recipe& recipe, Pass pass) {
   switch (pass) {
     case Pass::kForward: return {Form::kRowwise, recipe.weights};
     case Pass::kDgrad: return {Form::kColwise, recipe.weights_t()};

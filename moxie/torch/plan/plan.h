@@ -126,16 +126,16 @@ PassPlan pass_of(const Plan& plan, Pass pass);
 
 // The kernel of a pass that is called on its own; operands that are not both in FP8 are multiplied
 // in high precision.
-enum class Operands : uint8_t { kFp8, kOther };
-Kernel choose_kernel(const PlanArgs& args, Pass pass, Operands operands);
+enum class OperandDtype : uint8_t { kFp8, kOther };
+Kernel choose_kernel(const PlanArgs& args, Pass pass, OperandDtype operands);
 
 // Which form an operand of a pass has, and in which block. a is x, dy or dy_t; b is w, w_t or x_t.
-struct OperandForm {
+struct FormAndBlock {
   Form form;
   Block block;
 };
-OperandForm form_of_a(const Recipe& recipe, Pass pass);
-OperandForm form_of_b(const Recipe& recipe, Pass pass);
+FormAndBlock form_of_a(const Recipe& recipe, Pass pass);
+FormAndBlock form_of_b(const Recipe& recipe, Pass pass);
 
 // The layout in which the quantizers of a recipe write scales.
 ScaleLayout layout_for(const Recipe& recipe, c10::Device device, const c10::SymInt& n,
