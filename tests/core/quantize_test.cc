@@ -1,4 +1,4 @@
-// The contract of quantize, dequantize, requantize and quantize_row_scale, on every backend here.
+// The contract of quantize, on every backend here.
 #include "moxie/core/quantize/quantize.h"
 
 #include <gtest/gtest.h>
@@ -7,8 +7,6 @@
 
 #include "moxie/core/base/parallel.h"
 #include "moxie/core/dequantize/dequantize.h"
-#include "moxie/core/requantize/requantize.h"
-#include "moxie/core/row_scale/row_scale.h"
 #include "tests/support/arena.h"
 #include "tests/support/backends.h"
 #include "tests/support/random.h"
@@ -280,82 +278,6 @@ TEST(Quantize, ErrsByAtMostOneSixteenthOfAnElementsMagnitudeUnderRceil) {
       ASSERT_LE(std::abs(back[i] - value), std::max(std::abs(value) / 16, scale * 0x1p-10f));
     }
   }
-}
-
-TEST(Requantize, IsQuantizeOfWhatDequantizeGives) {
-  const Shape shape{260, 130};
-  const std::vector<int32_t> offs{3, 131, 131, 250};
-  const auto x = gaussian(numel(shape), 3);
-  for (const Block row : {k1x32, k1x128})
-    for (const Block col : {k32x1, k128x1, k128x32}) {
-      const auto q = quantize_form(x, shape, Form::kRowwise, row, offs);
-      std::vector<float> back(numel(shape));
-      const View<const e4m3> qdata{q.qdata.data(), q.qdata_shape};
-      const View<const e8m0> scale{q.scale.data(), q.scale_shape};
-      dequantize({.form = Form::kRowwise,
-                  .block = row,
-                  .qdata = qdata,
-                  .scale = scale,
-                  .offs = view_of(offs),
-                  .x = {back.data(), Format::kF32, shape}},
-                 kRef);
-      const auto expected = quantize_form(back, shape, Form::kColwise, col, offs);
-      for (const auto& backend : backends_here()) {
-        if (backend.exec.backend == Backend::kCuda) continue;  // the fuzz test has it
-        Quantized out(shape, groups_of(offs), Form::kColwise, col);
-        requantize({.block = row,
-                    .qdata = qdata,
-                    .scale = scale,
-                    .offs = view_of(offs),
-                    .colwise = out.operand()},
-                   backend.exec);
-        EXPECT_EQ(out.qdata, expected.qdata) << backend.name;
-        EXPECT_EQ(out.scale, expected.scale) << backend.name;
-      }
-    }
-}
-
-TEST(Dequantize, OfQuantizedPowersOfTwoIsExactInBothForms) {
-  const Shape shape{70, 66};
-  std::vector<float> x(numel(shape));
-  for (int64_t i = 0; i < numel(shape); ++i)
-    x[i] = std::ldexp(i % 2 ? 1.f : -1.f, static_cast<int>(i % 7));
-  const std::vector<int32_t> offs{1, 33, 70};
-  for (const Form form : {Form::kRowwise, Form::kColwise}) {
-    const Block block = form == Form::kRowwise ? k1x32 : k32x32;
-    const auto q = quantize_form(x, shape, form, block, offs);
-    std::vector<float> back(numel(shape), NAN);
-    dequantize({.form = form,
-                .block = block,
-                .qdata = {q.qdata.data(), q.qdata_shape},
-                .scale = {q.scale.data(), q.scale_shape},
-                .offs = view_of(offs),
-                .x = {back.data(), Format::kF32, shape}},
-               kRef);
-    EXPECT_EQ(back, x);
-  }
-}
-
-TEST(RowScale, GivesOneScalePerRowAndOnePerColumnOfAGroup) {
-  const Shape shape{4, 3};
-  const std::vector<float> x{1, 2, 3, 448, 1, 1, 0, 0, 0, 900, -NAN, 5};
-  const std::vector<int32_t> offs{2, 2, 3};
-  std::vector<e4m3> q(12), qt(3 * padded_rows<int64_t>(4, 3, kRowScaleAlignment));
-  std::vector<float> s(4, -1), st(9, -1);
-  quantize_row_scale(
-      {.x = view_of(x, shape),
-       .offs = view_of(offs),
-       .rowwise = {{{q.data(), shape}, {s.data(), {4}}}},
-       .colwise = {{{qt.data(), {3, static_cast<int64_t>(qt.size()) / 3}}, {st.data(), {3, 3}}}}},
-      kRef);
-  // 448 / 3 = 149.3 -> 128; 448 / 448 -> 1; an empty row counts as 1e-12; row 3 is in no group.
-  EXPECT_EQ(s, (std::vector<float>{1 / 128.f, 1, 0x1p-48f, 0}));
-  EXPECT_EQ(st,
-            (std::vector<float>{1, 1 / 128.f, 1 / 128.f, 0, 0, 0, 0x1p-48f, 0x1p-48f, 0x1p-48f}));
-  EXPECT_EQ(q[2], to_e4m3(3 * 128.f));
-  EXPECT_EQ(qt[0], to_e4m3(1.f));
-  EXPECT_EQ(qt[1], to_e4m3(448.f));
-  EXPECT_EQ(q[9], e4m3{});  // no group covers it
 }
 
 }  // namespace

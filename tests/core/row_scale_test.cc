@@ -1,4 +1,5 @@
-// quantize_row_scale gives the reference's bytes for rows of any width, on every backend here.
+// quantize_row_scale: its scales, and the reference's bytes for rows of any width on every backend
+// here.
 #include "moxie/core/row_scale/row_scale.h"
 
 #include <gtest/gtest.h>
@@ -67,6 +68,28 @@ TEST_P(RowScaleOn, RowsOfAnyWidthAreTheReferences) {
       EXPECT_EQ(quantized({3, 5, cols}, format, {}, exec),
                 quantized({3, 5, cols}, format, {}, ref));
     }
+}
+
+TEST(RowScale, GivesOneScalePerRowAndOnePerColumnOfAGroup) {
+  const Shape shape{4, 3};
+  const std::vector<float> x{1, 2, 3, 448, 1, 1, 0, 0, 0, 900, -NAN, 5};
+  const std::vector<int32_t> offs{2, 2, 3};
+  std::vector<e4m3> q(12), qt(3 * padded_rows<int64_t>(4, 3, kRowScaleAlignment));
+  std::vector<float> s(4, -1), st(9, -1);
+  quantize_row_scale(
+      {.x = view_of(x, shape),
+       .offs = view_of(offs),
+       .rowwise = {{{q.data(), shape}, {s.data(), {4}}}},
+       .colwise = {{{qt.data(), {3, static_cast<int64_t>(qt.size()) / 3}}, {st.data(), {3, 3}}}}},
+      {.backend = Backend::kRef});
+  // 448 / 3 = 149.3 -> 128; 448 / 448 -> 1; an empty row counts as 1e-12; row 3 is in no group.
+  EXPECT_EQ(s, (std::vector<float>{1 / 128.f, 1, 0x1p-48f, 0}));
+  EXPECT_EQ(st,
+            (std::vector<float>{1, 1 / 128.f, 1 / 128.f, 0, 0, 0, 0x1p-48f, 0x1p-48f, 0x1p-48f}));
+  EXPECT_EQ(q[2], to_e4m3(3 * 128.f));
+  EXPECT_EQ(qt[0], to_e4m3(1.f));
+  EXPECT_EQ(qt[1], to_e4m3(448.f));
+  EXPECT_EQ(q[9], e4m3{});  // no group covers it
 }
 
 }  // namespace
