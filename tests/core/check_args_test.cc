@@ -169,6 +169,18 @@ TEST(Check, RefusesPaddingByLessThanOne) {
       "padded_offs: alignment must be 1 to");
 }
 
+TEST(Check, RefusesRowsWhosePaddedEndsLeaveInt32) {
+  const std::vector<int32_t> offs{1};
+  std::vector<int32_t> out(1);
+  const auto pad = [&](int64_t rows) {
+    padded_offs({.offs = {offs.data(), {1}}, .rows = rows, .padded = {out.data(), {1}}}, {});
+  };
+  EXPECT_REFUSED(pad(-1), "padded_offs: rows must be 0 to");
+  EXPECT_REFUSED(pad(most_rows(32) + 1), "got " + std::to_string(most_rows(32) + 1));
+  EXPECT_REFUSED(pad(0), "padded_offs: offs");
+  pad(most_rows(32));
+}
+
 TEST(Check, RefusesToUnpadFromOutsideTheBuffer) {
   const std::vector<std::byte> padded(64);
   std::vector<std::byte> x(6);

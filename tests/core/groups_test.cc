@@ -4,7 +4,9 @@
 
 #include <algorithm>
 
-#include "tests/support/random.h"
+#include "tests/support/any_offs.h"
+#include "tests/support/arena.h"
+#include "tests/support/backends.h"
 
 namespace moxie::testing {
 namespace {
@@ -70,6 +72,35 @@ TEST(UnpadGroups, UndoesPadGroupsForAnyAlignmentAndSize) {
                   .x = {back.data(), shape}},
                  {});
     ASSERT_EQ(back, x);
+  }
+}
+
+// What torch's kernels are given: they trust their offs.
+TEST(PaddedOffs, OnAGpuRiseAndStayInsideTheRowsWhateverOffsHold) {
+  if (!has_cuda_device()) GTEST_SKIP() << "no GPU";
+  Random random(4);
+  for (int i = 0; i < 300; ++i) {
+    const auto rows = random.pick<int64_t>({0, 1, 31, 500, 1 << 20});
+    const auto alignment = random.pick<int64_t>({1, 16, 32});
+    const auto groups = random.pick<int64_t>({1, 3, 32, 33, 300, 1024});
+    const auto offs = random_offs(random, static_cast<int>(groups), static_cast<int>(rows),
+                                  random.pick({OffsAre::kWrongHereAndThere, OffsAre::kAnything}));
+    Arena arena(Backend::kCuda);
+    padded_offs({.offs = arena.input(offs, {groups}),
+                 .rows = rows,
+                 .alignment = alignment,
+                 .padded = arena.output<int32_t>({groups})},
+                {.backend = Backend::kCuda});
+    const auto result = arena.results()[0];
+    const auto* ends = reinterpret_cast<const int32_t*>(result.data());
+    const Panels panels{
+        .rows = rows, .cols = 1, .count = groups, .offs = offs.data(), .weights = false};
+    Panel panel = first_panel();
+    for (int64_t g = 0; g < groups; ++g) {
+      panel = next_panel(panels, panel, alignment);
+      ASSERT_EQ(ends[g], panel.padded + round_up(panel.rows, alignment)) << "group " << g;
+    }
+    ASSERT_LE(ends[groups - 1], least_padded_rows(rows, groups, alignment));
   }
 }
 

@@ -233,7 +233,7 @@ Case groups_case(Random& random) {
   auto p = random_problem(random, /*may_be_weights=*/false);
   if (p.offs.empty()) p.offs = random_offs(random, p.x[0], 3);
   const auto alignment = random.pick<int64_t>({1, 2, 3, 16, 32, 100, 128});
-  const bool pad = random.chance(50);
+  const bool pad = random.chance(50), bounded = random.chance(50);
   const auto groups = static_cast<int64_t>(p.offs.size());
   const int64_t padded_rows = pad_groups_rows(p.x[0], groups, alignment);
   const Shape from = pad ? p.x : Shape{padded_rows, p.x[1]};
@@ -263,9 +263,11 @@ Case groups_case(Random& random) {
                     .x = arena.output<std::byte>(x)},
                    exec);
     }
-    padded_offs(
-        {.offs = offs_view, .alignment = alignment, .padded = arena.output<int32_t>({groups})},
-        exec);
+    padded_offs({.offs = offs_view,
+                 .rows = bounded ? std::optional(x[0]) : std::nullopt,
+                 .alignment = alignment,
+                 .padded = arena.output<int32_t>({groups})},
+                exec);
     return arena.results();
   };
   return {(pad ? "pad_groups " : "unpad_groups ") + p.text.str(), numel(from), run};

@@ -63,8 +63,10 @@ void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec) {
 void padded_offs(const PaddedOffsArgs& args, const Exec& exec) {
   constexpr std::string_view kOp = "padded_offs";
   check_alignment(kOp, args.alignment);
-  check_offs(kOp, args.offs, kInt32Max - kMaxGroups * args.alignment, "rows that can be padded",
-             exec.backend);
+  const int64_t most = most_rows(args.alignment), rows = args.rows.value_or(most);
+  MOXIE_CHECK(rows >= 0 && rows <= most, kOp, ": rows must be 0 to ", most,
+              ", so that their padded ends fit int32, got ", rows);
+  check_offs(kOp, args.offs, rows, args.rows ? "rows" : "rows that can be padded", exec.backend);
   check_shape(kOp, "padded", args.padded.shape, args.offs.shape);
   dispatch(  // ref on a CPU: at most 1024 additions
       kOp, exec, [&] { ref::padded_offs(args); },

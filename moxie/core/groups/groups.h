@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <limits>
+#include <optional>
 
 #include "moxie/core/layout/check_args.h"
 
@@ -31,11 +32,18 @@ struct UnpadGroupsArgs {
 };
 void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec);
 
+// With an alignment of 1 the ends are those of offs, on a GPU in line (group_walk.h) whatever offs
+// hold: what a kernel that trusts its offs may be given.
 struct PaddedOffsArgs {
-  View<const int32_t> offs;  // [G]
+  View<const int32_t> offs;                    // [G]
+  std::optional<int64_t> rows = std::nullopt;  // R; absent: as many as offs can count and pad
   int64_t alignment = 32;
   View<int32_t> padded;  // result, [G] exclusive ends of the groups, each rounded up
 };
+// Rows of which no padded end leaves int32.
+constexpr int64_t most_rows(int64_t alignment) {
+  return std::numeric_limits<int32_t>::max() - kMaxGroups * (alignment - 1);
+}
 void padded_offs(const PaddedOffsArgs& args, const Exec& exec);
 
 }  // namespace moxie

@@ -138,9 +138,8 @@ Panels panels_of(const View<const int32_t>& offs, int64_t rows) {
 }  // namespace
 
 void padded_offs(const PaddedOffsArgs& args, void* stream) {
-  // The contract's bound on offs, so that no end leaves int32.
-  const int64_t limit = std::numeric_limits<int32_t>::max() - kMaxGroups * args.alignment;
-  const OffsParams params{.panels = panels_of(args.offs, limit),
+  const int64_t rows = args.rows.value_or(most_rows(args.alignment));
+  const OffsParams params{.panels = panels_of(args.offs, rows),
                           .alignment = args.alignment,
                           .starts = nullptr,
                           .ends = args.padded.data};

@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <limits>
 
 #include "moxie/core/groups/backends.h"
 
@@ -22,8 +21,8 @@ void for_each_group(const View<const int32_t>& offs, int64_t rows, int64_t align
 }  // namespace
 
 void padded_offs(const PaddedOffsArgs& args) {
-  constexpr int64_t kAnyRows = std::numeric_limits<int32_t>::max();
-  for_each_group(args.offs, kAnyRows, args.alignment, [&](const Panel& panel) {
+  const int64_t rows = args.rows.value_or(most_rows(args.alignment));
+  for_each_group(args.offs, rows, args.alignment, [&](const Panel& panel) {
     args.padded.data[panel.index] =
         static_cast<int32_t>(panel.padded + round_up(panel.rows, args.alignment));
   });

@@ -10,7 +10,6 @@
 
 #include "moxie/core/gemm/grouped_mm.h"
 #include "moxie/core/gemm/grouped_wgrad.h"
-#include "moxie/core/groups/groups.h"
 #include "moxie/core/layout/shape.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/multiply.h"
@@ -80,17 +79,8 @@ Tensor multiply_sm90(const PassArgs& args) {
 
 namespace {
 
-// The ends of groups that are padded to the block.
-Tensor padded_ends(const Tensor& offs, int64_t block, const Exec& exec) {
-  const Tensor padded = at::empty_like(offs);
-  padded_offs(
-      {.offs = const_view<int32_t>(offs), .alignment = block, .padded = view<int32_t>(padded)},
-      exec);
-  return padded;
-}
-
-Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& offs) {
-  const Tensor rows = at::diff(offs, 1, -1, at::zeros({1}, offs.options()));
+Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& ends) {
+  const Tensor rows = at::diff(ends, 1, -1, at::zeros({1}, ends.options()));
   return at::where((rows > 0).view({-1, 1, 1}), dw, at::zeros({}, dw.options()));
 }
 
@@ -101,19 +91,21 @@ Tensor multiply_by_torch(const PassArgs& args, const Quantized& a, const Quantiz
                          int64_t row_block) {
   const DeviceScope scope(a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
-  const Tensor offs = args.offs ? ops::dense(*args.offs)
-                                : at::full({1}, args.num_rows, a.data.options().dtype(at::kInt));
+  const int64_t alignment = wgrad ? row_block : 1;
+  const Tensor ends =
+      args.offs
+          ? ends_for_torch(args, ops::dense(*args.offs), alignment, scope.exec())
+          : at::full({1}, round_up(args.num_rows, alignment), a.data.options().dtype(at::kInt));
   // Fast accumulation would leave the sums of a whole contraction to Hopper's tensor cores, which
   // keep fewer bits of them than f32 has.
-  const Tensor out = at::_scaled_grouped_mm(
-      a.data, b.data.mT(), *a.scale, *b.scale,
-      wgrad ? padded_ends(offs, row_block, scope.exec()) : offs,
-      /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16, /*use_fast_accum=*/false);
+  const Tensor out = at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends,
+                                            /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16,
+                                            /*use_fast_accum=*/false);
   if (!wgrad) {
-    finish_by_torch(args, offs, out, scope.exec());
+    finish_by_torch(args, ends, out, scope.exec());
     return out.to(args.dtype);
   }
-  const Tensor dw = zeros_for_groups_without_rows(out, offs).to(args.dtype);
+  const Tensor dw = zeros_for_groups_without_rows(out, ends).to(args.dtype);
   return args.add_to ? args.add_to->add_(dw) : dw;
 }
 

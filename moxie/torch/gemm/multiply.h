@@ -52,6 +52,11 @@ Tensor multiply(const PassArgs& args);
 
 // Operands in high precision and natural order, with any kernel that takes them (plain.cc).
 Tensor multiply_plain(const PassArgs& args);
+// The ends of the groups for torch's kernels, each group rounded up to the alignment. Those kernels
+// trust what they are given, and one wrong end costs the process its CUDA context: whatever offs
+// hold, these rise and stay inside the rows.
+Tensor ends_for_torch(const PassArgs& args, const Tensor& offs, int64_t alignment,
+                      const Exec& exec);
 // What torch's products leave as they found it: rows that no group covers become 0, the others get
 // their bias.
 void finish_by_torch(const PassArgs& args, const Tensor& offs, const Tensor& out, const Exec& exec);

@@ -2,6 +2,7 @@
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/masked_fill.h>
 #include <ATen/ops/maximum.h>
@@ -9,6 +10,7 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include "moxie/core/groups/groups.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/multiply.h"
 
@@ -120,14 +122,26 @@ Tensor multiply_product(const PassArgs& args, const Tensor& a, const Tensor& b,
 
 Tensor multiply_torch_grouped(const PassArgs& args, const Tensor& a, const Tensor& b,
                               const Tensor& offs, const Exec& exec) {
+  const Tensor ends = ends_for_torch(args, offs, /*alignment=*/1, exec);
   // dy transposed times x is the order in which torch allows groups without rows.
-  if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, offs);
-  const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, offs);
-  finish_by_torch(args, offs, out, exec);
+  if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, ends);
+  const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, ends);
+  finish_by_torch(args, ends, out, exec);
   return out;
 }
 
 }  // namespace
+
+Tensor ends_for_torch(const PassArgs& args, const Tensor& offs, int64_t alignment,
+                      const Exec& exec) {
+  const Tensor ends = at::empty_like(offs);
+  padded_offs({.offs = const_view<int32_t>(offs),
+               .rows = args.num_rows,
+               .alignment = alignment,
+               .padded = view<int32_t>(ends)},
+              exec);
+  return ends;
+}
 
 void finish_by_torch(const PassArgs& args, const Tensor& offs, const Tensor& out,
                      const Exec& exec) {
