@@ -90,6 +90,7 @@ struct Case {
   int bias = 0;  // 0: none; 1: [N]; 2: [G, N]
   Format bias_format = Format::kBf16;
   Sum sum = Sum::kOverwrite;
+  Padding padding = Padding::kZeros;
 };
 
 OptionalOffs offs_in(Arena& arena, const std::vector<int32_t>& offs) {
@@ -163,7 +164,11 @@ void run_wgrad(const Case& c, uint64_t seed) {
       int64_t end = 0;
       for (const Span& s : spans) {
         end = s.padded + round_up<int64_t>(s.rows, 128);
-        std::fill(row + s.padded + s.rows, row + end, e4m3{0});
+        for (auto q = row + s.padded + s.rows; q < row + end; ++q) {
+          *q = e4m3{0};
+          if (c.padding == Padding::kAnything)
+            *q = e4m3{random.chance(50) ? kE4m3Nan : static_cast<uint8_t>(random.bits())};
+        }
       }
       std::fill(row + end, row + padded, e4m3{kE4m3Nan});
       std::fill(codes + end / 128, codes + padded / 128, e8m0{kE8m0Nan});
@@ -189,7 +194,8 @@ void run_wgrad(const Case& c, uint64_t seed) {
                           .rows = c.rows,
                           .offs = offs_in(arena, c.offs),
                           .out = arena.float_output(c.out, {groups, c.n, c.k}),
-                          .sum = c.sum};
+                          .sum = c.sum,
+                          .padding = c.padding};
     if (c.sum == Sum::kAdd) {
       const std::vector<float> all(numel(args.out.shape), old[0]);
       copy_to_device(args.out.data, all.data(), all.size() * sizeof(float));
@@ -223,10 +229,12 @@ Case random_case(uint64_t number, bool wgrad) {
   if (groups == 0) c.bias = std::min(c.bias, 1);
   c.bias_format = random.chance(50) ? Format::kBf16 : Format::kF32;
   c.sum = c.out == Format::kF32 && random.chance(50) ? Sum::kAdd : Sum::kOverwrite;
+  c.padding = random.chance(50) ? Padding::kAnything : Padding::kZeros;
   std::ostringstream name;
   name << "case " << number << ": rows " << c.rows << " n " << c.n << " k " << c.k << " groups "
        << groups << " codes " << number % kNumCodes << " out " << moxie::name(c.out) << " bias "
-       << c.bias << " add " << (c.sum == Sum::kAdd);
+       << c.bias << " add " << (c.sum == Sum::kAdd) << " any padding "
+       << (c.padding == Padding::kAnything);
   c.name = name.str();
   return c;
 }
@@ -262,13 +270,17 @@ TEST(GroupedMmSm90, WalksThroughManyTiles) {
 // computed twice shows where it is added.
 TEST(GroupedWgradSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
-  for (const Format out : {Format::kBf16, Format::kF32}) {
-    const std::vector<int32_t> six = {10, 10, 333, 461, 461, 700}, three = {20, 20, 90};
-    run_wgrad({.name = "many", .rows = 700, .n = 1056, .k = 1040, .offs = six, .out = out}, 8);
-    Case rounds{.name = "rounds", .rows = 90, .n = 2048, .k = 4608, .offs = three, .out = out};
-    rounds.sum = out == Format::kF32 ? Sum::kAdd : Sum::kOverwrite;
-    run_wgrad(rounds, 9);
-  }
+  for (const Format out : {Format::kBf16, Format::kF32})
+    for (const Padding padding : {Padding::kZeros, Padding::kAnything}) {
+      const std::vector<int32_t> six = {10, 10, 333, 461, 461, 700}, three = {20, 20, 90};
+      Case many{.name = "many", .rows = 700, .n = 1056, .k = 1040, .offs = six, .out = out};
+      many.padding = padding;
+      run_wgrad(many, 8);
+      Case rounds{.name = "rounds", .rows = 90, .n = 2048, .k = 4608, .offs = three, .out = out};
+      rounds.sum = out == Format::kF32 ? Sum::kAdd : Sum::kOverwrite;
+      rounds.padding = padding;
+      run_wgrad(rounds, 9);
+    }
 }
 
 TEST(GroupedMmSm90, NeverLeavesItsBufferWhateverOffsSay) {

@@ -47,6 +47,7 @@ __global__ __launch_bounds__(Tile::kThreads,
     for (int i = 0; i < Tile::kStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
+      if (Tile::kClears) ptx::mbarrier_init(&shared.loaded[i], 1);
     }
     for (int i = 0; i < Shared::kWorks; ++i) {
       ptx::mbarrier_init(&shared.work_full[i], 1);
@@ -145,15 +146,16 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, with_counter));
 }
 
-template <Ragged kRagged>
+template <Ragged kRagged, Padding kPadding = Padding::kZeros>
 void launch_gemm(const GemmLaunch& how, const GemmParams& params, const TileChoice& tile,
                  Format out) {
   const auto with_tile = [&]<class Tile>() {
     if (out == Format::kF32) return launch_kernel<Tile, float>(how, params);
     return launch_kernel<Tile, __nv_bfloat16>(how, params);
   };
-  if (tile.rows == TallTile<kRagged>::kM) return with_tile.template operator()<TallTile<kRagged>>();
-  return with_tile.template operator()<FlatTile<kRagged>>();
+  using Tall = TallTile<kRagged, kPadding>;
+  if (tile.rows == Tall::kM) return with_tile.template operator()<Tall>();
+  return with_tile.template operator()<FlatTile<kRagged, kPadding>>();
 }
 
 }  // namespace moxie::sm90

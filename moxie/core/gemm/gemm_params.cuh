@@ -55,6 +55,7 @@ struct GemmShared {
   uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // and back
   ScheduleShared<Tile::kRagged> schedule;
+  uint64_t loaded[Tile::kStages];  // Padding::kAnything: copy engine -> scalers, before full
 };
 
 template <class Tile, int kRows>

@@ -1,7 +1,7 @@
 // grouped_wgrad: the contraction runs over the rows of each group,
 //   out[g, n, k] = sum over r in group g of a[n, r] * b[k, r].
-// a = dy colwise, b = x colwise; r counts padded rows, each group's padding being zeros that its
-// own last block covers.
+// a = dy colwise, b = x colwise; r counts padded rows, each group's padding being in its own last
+// block.
 #pragma once
 
 #include <string>
@@ -15,6 +15,12 @@ enum class Sum : uint8_t {
   kAdd,  // out += the sum: gradient accumulation into an f32 main gradient
 };
 
+// What the elements of a and b hold in the padding of a group. It adds nothing in either case.
+enum class Padding : uint8_t {
+  kZeros,     // as quantizers leave it
+  kAnything,  // whatever a caller has put there: Hopper's kernel makes it zero on the way
+};
+
 struct GroupedWgradArgs {
   GemmOperand a;                     // [N, padded R]
   GemmOperand b;                     // [K, padded R], of the same k_block
@@ -22,6 +28,7 @@ struct GroupedWgradArgs {
   OptionalOffs offs = std::nullopt;  // [G], in rows before padding; absent: one group
   FloatView out = {};                // [G, N, K]; an empty group's is 0 (or stays, under kAdd)
   Sum sum = Sum::kOverwrite;
+  Padding padding = Padding::kZeros;
 };
 
 // Which kernel runs: see grouped_mm.h.

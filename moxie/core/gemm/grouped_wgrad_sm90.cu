@@ -36,7 +36,10 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.add = args.sum == Sum::kAdd;
   const int64_t pairs =
       groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);
-  launch_gemm<Ragged::kDepth>({"grouped_wgrad", stream, pairs}, p, tile, args.out.format);
+  const GemmLaunch how{"grouped_wgrad", stream, pairs};
+  if (args.padding == Padding::kAnything)
+    return launch_gemm<Ragged::kDepth, Padding::kAnything>(how, p, tile, args.out.format);
+  launch_gemm<Ragged::kDepth>(how, p, tile, args.out.format);
 }
 
 }  // namespace moxie::sm90

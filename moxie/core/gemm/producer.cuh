@@ -25,7 +25,7 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
     const int b_at = (work.group * p.b_rows_of_group + work.col) / kFold;
     for (int step = 0; step < work.k_blocks; ++step, at.advance()) {
       auto& stage = shared.stage[at.slot];
-      uint64_t* full = &shared.full[at.slot];
+      uint64_t* full = Tile::kClears ? &shared.loaded[at.slot] : &shared.full[at.slot];
       const int k = (work.k_begin + step) * kTileK;
       if (throttles) throttle.step();
       ptx::mbarrier_sleep(&shared.empty[at.slot], at.phase ^ 1);
@@ -33,6 +33,7 @@ __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_i
       ptx::tma_load_2d_multicast(&p.a, full, stage.a + cta_in_pair * kHalf * kTileK, k,
                                  work.row + cta_in_pair * kHalf, kBoth);
       ptx::tma_load_5d(&p.b, full, stage.b, k, b_at);
+      if (Tile::kClears) ptx::mbarrier_arrive(&shared.full[at.slot]);
     }
     ring.release(in_ring);
   }

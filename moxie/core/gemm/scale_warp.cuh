@@ -2,8 +2,11 @@
 // consumer thread has a word to read per step, and in wgrad b's four.
 #pragma once
 
+#include "moxie/core/gemm/clear_tail.cuh"
 #include "moxie/core/gemm/scale_codes.cuh"
+#include "moxie/core/gemm/warp_walk.cuh"
 #include "moxie/core/gemm/work_ring.cuh"
+#include "moxie/core/ptx/tma.cuh"
 
 namespace moxie::sm90 {
 
@@ -70,7 +73,7 @@ template <class Tile>
 class ScaleWarp {
  public:
   __device__ ScaleWarp(const GemmParams& p, GemmShared<Tile>& shared, int which)
-      : p_(p), shared_(shared), which_(which) {}
+      : p_(p), shared_(shared), which_(which), walk_(p) {}
 
   __device__ void run() {
     WorkRing<Tile> ring(shared_);
@@ -78,7 +81,7 @@ class ScaleWarp {
     start(*work);
     while (work->valid) {
       const Work* next = nullptr;
-      const int steps = work->k_blocks;
+      const int steps = work->k_blocks, live = Tile::kClears ? live_at_end(*work) : 0;
       for (int step = 0; step < steps; step += kQuad) {
         take(steps - step);
         if (step + kQuad < steps) {
@@ -88,7 +91,7 @@ class ScaleWarp {
           next = &ring.next();
           start(*next);
         }
-        put(min(steps - step, kQuad));
+        put(min(steps - step, kQuad), {.step = steps - 1 - step, .live = live});
       }
       __syncwarp();
       if (cuda::lane_index() == 0) ring.release(*work);
@@ -132,8 +135,29 @@ class ScaleWarp {
     wild_ = __any_sync(~0u, wild & kTopBits & bytes_of_steps(left));
   }
 
+  // The last step of a group, from the first of these four on, and the bytes of its rows that are
+  // not padding.
+  struct Tail {
+    int step, live;
+  };
+
+  __device__ int live_at_end(const Work& work) {
+    if (work.group < walk_.group) walk_.restart();
+    while (walk_.group < work.group) walk_.next();
+    return walk_.end - walk_.begin - (work.k_blocks - 1) * kTileK;
+  }
+
+  // Once the operands of a step are there.
+  __device__ void clear_padding(int step, const Tail& tail) {
+    ptx::mbarrier_sleep(&shared_.loaded[at_.slot], at_.phase);
+    if (step != tail.step || tail.live == kTileK) return;
+    auto& stage = shared_.stage[at_.slot];  // b behind a
+    clear_tail(stage.a, sizeof(stage) / kTileK, tail.live, which_, Tile::kScaleWarps);
+    ptx::fence_proxy_async();
+  }
+
   // Those of the first `count` of the four steps, each when its stage is free.
-  __device__ __forceinline__ void put(int count) {
+  __device__ __forceinline__ void put(int count, const Tail& tail) {
     const int lane = cuda::lane_index();
 #pragma unroll 1
     for (uint32_t step = 0; step < count; ++step, at_.advance()) {
@@ -151,6 +175,7 @@ class ScaleWarp {
         if (which_ == 0 && lane < Tile::kSpans)
           to.spans[lane] = __byte_perm(b_exponents_, 0, 0x4440 + step) << 23;
       if (lane == 0) to.wild[which_] = wild_;
+      if (Tile::kClears) clear_padding(step, tail);
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&shared_.full[at_.slot]);
     }
@@ -161,6 +186,7 @@ class ScaleWarp {
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
   int which_;
+  WarpWalk walk_;
   RingPlace<Tile::kStages> at_;
   RowCodes a_;
   CodeStream<1, Tile::kRagged> b_;

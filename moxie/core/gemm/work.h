@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "moxie/core/gemm/choose_tile.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
 
 namespace moxie::sm90 {
 
@@ -16,9 +17,11 @@ inline constexpr int kCluster = 2;    // CTAs side by side in n, each loading ha
 inline constexpr int kMaxPairs = 72;  // of CTAs at a time: a whole GH100 has 144 multiprocessors
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, others multiply. 64 f32 per thread
-// hold its sums, and 64 the product that is not promoted yet.
-template <Ragged kRaggedOf, int kConsumersOf>
+// hold its sums, and 64 the product that is not promoted yet. kPadding: of the operands. What has
+// to be cleared gets a kernel of its own, so that clean padding costs nothing.
+template <Ragged kRaggedOf, int kConsumersOf, Padding kPadding>
 struct GemmTile {
+  static constexpr bool kClears = kPadding == Padding::kAnything;
   static constexpr Ragged kRagged = kRaggedOf;
   static constexpr int kConsumers = kConsumersOf;
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -39,10 +42,10 @@ struct GemmTile {
 };
 
 // Three warpgroups leave the pipe no gap; two are for groups of few rows.
-template <Ragged kRagged>
-using TallTile = GemmTile<kRagged, 3>;
-template <Ragged kRagged>
-using FlatTile = GemmTile<kRagged, 2>;
+template <Ragged kRagged, Padding kPadding = Padding::kZeros>
+using TallTile = GemmTile<kRagged, 3, kPadding>;
+template <Ragged kRagged, Padding kPadding = Padding::kZeros>
+using FlatTile = GemmTile<kRagged, 2, kPadding>;
 
 // One tile of the result. Both CTAs of a pair have the same but for col, and rows past the last
 // column.
