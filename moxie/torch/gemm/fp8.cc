@@ -3,13 +3,16 @@
 #include <ATen/ops/_scaled_grouped_mm.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/diff.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "moxie/core/gemm/grouped_mm.h"
 #include "moxie/core/gemm/grouped_wgrad.h"
+#include "moxie/core/groups/groups.h"
 #include "moxie/core/layout/shape.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/multiply.h"
@@ -72,12 +75,40 @@ Tensor multiply_sm90(const PassArgs& args) {
                  .rows = args.num_rows,
                  .offs = offs_view(offs),
                  .out = float_view(out),
-                 .sum = adds ? Sum::kAdd : Sum::kOverwrite},
+                 .sum = adds ? Sum::kAdd : Sum::kOverwrite,
+                 .padding = args.padding},
                 scope.exec());
   return args.add_to && !adds ? args.add_to->add_(out) : out;
 }
 
 namespace {
+
+// 1 where a row of a colwise buffer of so many rows is a group's, 0 where it pads one or none.
+Tensor rows_of_groups(const PassArgs& args, const Tensor& offs, int64_t alignment, int64_t count,
+                      const Exec& exec) {
+  const Tensor ones = at::ones({args.num_rows, 1}, offs.options().dtype(at::kByte));
+  const int64_t groups = offs.size(0);
+  const Tensor padded =
+      at::empty({pad_groups_rows(args.num_rows, groups, alignment), 1}, ones.options());
+  const Tensor starts = at::empty_like(offs), ends = at::empty_like(offs);
+  pad_groups({.x = const_view<std::byte>(ones),
+              .offs = const_view<int32_t>(offs),
+              .alignment = alignment,
+              .padded = view<std::byte>(padded),
+              .starts = view<int32_t>(starts),
+              .ends = view<int32_t>(ends)},
+             exec);
+  return at::constant_pad_nd(padded.flatten(), {0, count - padded.size(0)});
+}
+
+// Both operands of wgrad with zeros in the padding, which torch's kernels multiply like any row.
+// They are copies: the buffers are the caller's.
+void clear_padding(const PassArgs& args, Quantized& a, Quantized& b, const Tensor& offs,
+                   int64_t alignment, const Exec& exec) {
+  const Tensor live = rows_of_groups(args, offs, alignment, a.data.size(1), exec);
+  for (Tensor* data : {&a.data, &b.data})
+    *data = (data->view(at::kByte) * live).view(at::kFloat8_e4m3fn);
+}
 
 Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& ends) {
   const Tensor rows = at::diff(ends, 1, -1, at::zeros({1}, ends.options()));
@@ -87,15 +118,16 @@ Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& ends) {
 // torch's grouped product of dense operands with scales as it takes them, and then what it leaves
 // as it found it: rows that no group covers, and dw of groups without rows. row_block: what the
 // rows of a group are padded to where they are contracted.
-Tensor multiply_by_torch(const PassArgs& args, const Quantized& a, const Quantized& b,
-                         int64_t row_block) {
+Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t row_block) {
   const DeviceScope scope(a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
   const int64_t alignment = wgrad ? row_block : 1;
+  const Tensor offs = args.offs ? ops::dense(*args.offs)
+                                : at::full({1}, args.num_rows, a.data.options().dtype(at::kInt));
   const Tensor ends =
-      args.offs
-          ? ends_for_torch(args, ops::dense(*args.offs), alignment, scope.exec())
-          : at::full({1}, round_up(args.num_rows, alignment), a.data.options().dtype(at::kInt));
+      args.offs || wgrad ? ends_for_torch(args, offs, alignment, scope.exec()) : offs;
+  if (wgrad && args.padding == Padding::kAnything)
+    clear_padding(args, a, b, offs, alignment, scope.exec());
   // Fast accumulation would leave the sums of a whole contraction to Hopper's tensor cores, which
   // keep fewer bits of them than f32 has.
   const Tensor out = at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends,

@@ -21,6 +21,7 @@ struct PassArgs {
   Shape out;              // [R, N]; [R, K]; [G, N, K]
   at::ScalarType dtype;   // of the result
   int64_t num_rows = 0;   // R
+  Padding padding = Padding::kZeros;  // wgrad in FP8: of the groups of a and b
 
   const Recipe& recipe() const { return plan.recipe; }
   Sum sum() const { return add_to ? Sum::kAdd : Sum::kOverwrite; }

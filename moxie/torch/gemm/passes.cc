@@ -18,6 +18,8 @@ struct Request {
   OptionalTensor offs;
   OptionalTensor bias = std::nullopt;
   OptionalDtype dtype = std::nullopt;
+  // A node multiplies what its quantizers have made; who calls a pass may have written anything.
+  Padding padding = Padding::kZeros;
 };
 
 struct Names {
@@ -194,7 +196,7 @@ void check_plan(const Request& request, const PassPlan& plan) {
 
 // The shape of the result.
 SymShape check(const Request& request, const PassPlan& plan) {
-  const auto& [op, pass, a, b, num_rows, offs, bias, dtype] = request;
+  const auto& [op, pass, a, b, num_rows, offs, bias, dtype, padding] = request;
   const Recipe& recipe = plan.recipe;
   const Names names = names_of(pass);
   check_dims(request);
@@ -225,7 +227,8 @@ Tensor run(const Request& request, const PassPlan& plan, const SymShape& out,
        .add_to = add_to,
        .out = out.dims == 3 ? Shape(size(0), size(1), size(2)) : Shape(size(0), size(1)),
        .dtype = add_to ? add_to->scalar_type() : result_dtype(request, plan.recipe),
-       .num_rows = request.num_rows.expect_int()});
+       .num_rows = request.num_rows.expect_int(),
+       .padding = request.padding});
 }
 
 Tensor call(const Request& request, const PassPlan& plan) {
@@ -274,7 +277,8 @@ Request wgrad_of(const char* op, const Tensor& dy_t, const OptionalTensor& dy_sc
   return {op, Pass::kWgrad, {dy_t, dy_scale_t}, {x_t, x_scale_t}, num_rows, offs, {}, dtype};
 }
 
-Tensor call_by_recipe(const Request& request, Text recipe, OptionalText layout) {
+Tensor call_by_recipe(Request request, Text recipe, OptionalText layout) {
+  request.padding = Padding::kAnything;
   return with_op(request.op, [&] {
     return call(request, plan_of(request, parse_recipe(recipe, request.op), layout));
   });
@@ -330,7 +334,8 @@ Tensor grouped_wgrad_quantized(const Tensor& dy_t, const OptionalTensor& dy_scal
 void grouped_wgrad_add_(const Tensor& dw, const Tensor& dy_t, const OptionalTensor& dy_scale_t,
                         const Tensor& x_t, const OptionalTensor& x_scale_t, c10::SymInt num_rows,
                         const OptionalTensor& offs, Text recipe, OptionalText layout) {
-  const Request request = wgrad_of(kAddOp, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, {});
+  Request request = wgrad_of(kAddOp, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, {});
+  request.padding = Padding::kAnything;
   with_op(kAddOp, [&] {
     add(request, plan_of(request, parse_recipe(recipe, kAddOp), layout, dw.scalar_type()), dw);
   });
