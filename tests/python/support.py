@@ -355,3 +355,23 @@ def poisoned(like: torch.Tensor) -> torch.Tensor:
     tensor = torch.empty_like(like)
     tensor.view(torch.uint8).fill_(0x5A)
     return tensor
+
+
+class Buffer:
+    """A tensor's values inside a larger buffer, `offset` elements after a multiple of 16 bytes, with guards on both sides."""
+
+    def __init__(self, tensor: torch.Tensor, offset: int = 0):
+        self.flat = poisoned(torch.empty(16 + tensor.numel() + 32, dtype=tensor.dtype, device=tensor.device))
+        begin = 16 + offset
+        self.view = self.flat[begin:begin + tensor.numel()].view(tensor.shape)
+        as_numbers(self.view).copy_(as_numbers(tensor))
+        self.guards = self.flat[:begin], self.flat[begin + tensor.numel():]
+
+    def check(self) -> None:
+        for guard in self.guards:
+            assert (guard.view(torch.uint8) == 0x5A).all(), "written outside"
+
+
+def as_numbers(tensor: torch.Tensor) -> torch.Tensor:
+    """FP8 as bytes, which torch can copy everywhere."""
+    return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -79,7 +79,7 @@ Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   const Tensor w = args.pass == Pass::kForward ? b.select(0, 0).t() : b.select(0, 0);
   if (!args.bias) return at::mm(a, w);
   const Tensor bias = args.bias->dim() == 2 ? args.bias->select(0, 0) : *args.bias;
-  return at::addmm(bias.to(a.scalar_type()), a, w);
+  return at::addmm(aligned(bias.to(a.scalar_type())), a, w);
 }
 
 // f64 and other dtypes of the identity recipe: every group's product with all rows, of which it

@@ -32,7 +32,8 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
     // The order of a CPU's sums depends on where a row is among the others. In f64 that is too
     // little to be seen in f32, so a token is routed alike wherever it stands.
     const auto wide = x.is_cpu() ? at::kDouble : dtype;
-    return at::linear(x.to(wide), weight.to(wide)).to(dtype);
+    // A GPU's product has other sums for operands that begin elsewhere.
+    return at::linear(aligned(x.to(wide)), aligned(weight.to(wide))).to(dtype);
   });
 }
 
