@@ -109,8 +109,8 @@ Tensor compute(const Recipe& recipe, const Part& part, const Tensor& x,
     decoded = decode(recipe, part, elements, x, offs);
   }
   Tensor count = at::full({}, x.numel(), values.options().dtype(at::kDouble));
-  if (offs) {  // rows past the last group count as nothing
-    const Tensor end = offs->select(0, -1);
+  if (offs) {                         // rows past the last group count as nothing
+    const Tensor end = offs->amax();  // the last one, in any offs
     const Tensor covered = (at::arange(x.size(0), offs->options()) < end).unsqueeze(-1);
     values = at::where(covered, values, 0);
     decoded = at::where(covered, decoded, 0);
