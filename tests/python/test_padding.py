@@ -30,7 +30,8 @@ def soiled(tensor):
     raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
     if raw.dtype == torch.uint8:
         anything = torch.randint(0, 256, raw.shape, device=raw.device, dtype=torch.uint8)
-        anything = torch.where(torch.rand(raw.shape, device=raw.device) < 0.5, 0x7F if tensor.dtype == torch.float8_e4m3fn else 255, anything)
+        nan = 0x7F if tensor.dtype == torch.float8_e4m3fn else 255
+        anything = torch.where(torch.rand(raw.shape, device=raw.device) < 0.5, nan, anything)
     else:
         anything = torch.where(torch.rand(raw.shape, device=raw.device) < 0.5, torch.nan, torch.inf).to(raw.dtype)
     return torch.where(raw == 0, anything, raw).view(tensor.dtype)
@@ -81,7 +82,8 @@ def layouts(recipe, gpu):
         return ("plain",)
     if gpu == "sm100":
         return ("swizzled",)
-    by_128 = all(block.endswith("x128") or block.startswith("128x") for block in (fields.activations, fields.wgrad_dy, fields.wgrad_x))
+    blocks = (fields.activations, fields.wgrad_dy, fields.wgrad_x)
+    by_128 = all(block.endswith("x128") or block.startswith("128x") for block in blocks)
     fp8 = gpu == "sm90" or (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0))
     swizzles = () if fp8 and by_128 else ("swizzled",)  # Hopper's GEMM reads plain scales and quads
     return ("plain", *swizzles, *(("quads",) if by_128 else ()))

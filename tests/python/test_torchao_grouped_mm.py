@@ -62,6 +62,17 @@ def test_the_emulated_recipes_are_60_db_from_the_oracle(seed, rule, device):
     assert_60_db(run(problem.on(device), f"mxfp8_emulated_{rule}"), oracle(problem, rule).on(device))
 
 
+@pytest.mark.parametrize("rule", ("rceil", "ceil"))
+@pytest.mark.parametrize("seed", range(5))
+def test_dw_of_an_x_that_came_quantized_is_60_db_from_the_oracle(seed, rule, device):
+    """Under rules that clip nothing: an element that is rounded a second time keeps its bits, unless it becomes subnormal."""
+    problem = random_problem(3000 + seed)
+    w = problem.w.to(device).requires_grad_()
+    x = moxie.MXTensor.to_mx(problem.x.to(device), block="1x32", rule=rule)
+    moxie.grouped_mm(x, w, problem.offs.to(device), recipe=f"mxfp8_emulated_{rule}").backward(problem.dy.to(device))
+    assert sqnr(w.grad, oracle(problem, rule).dw.to(device)) >= 60
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_wgrad_with_hp_is_60_db_from_the_oracle(seed, device):
     problem = random_problem(2000 + seed)
