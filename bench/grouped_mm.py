@@ -10,7 +10,6 @@ of 1 s of work after 2 s of it. Prints tables last, and writes JSON. bench/READM
 
 import argparse
 import dataclasses
-import functools
 import math
 import pathlib
 import random
@@ -222,46 +221,16 @@ def calls_of(bench: Bench, buffers: list[tuple[torch.Tensor, ...]]) -> list[Call
     return [forward, backward]
 
 
-def interleave(jobs: list[tuple[list[Callable[[int], object]], list]], repetitions: int, device: str) -> None:
-    """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps."""
-    rng = random.Random(0)
-    if device == "cuda":
-        bursts = math.ceil(repetitions / harness.BURST)
-        for i in range(bursts):
-            harness.progress(i, bursts)
-            for calls, seconds in rng.sample(jobs, len(jobs)):
-                seconds += harness.burst(calls)
-        harness.progress(None, 0)
-        return
-    for i in harness.rounds(repetitions):
-        for calls, seconds in rng.sample(jobs, len(jobs)):
-            laps = harness.laps([functools.partial(call, i) for call in calls], device)
-            if i >= 0:
-                seconds.append(laps)
-
-
-def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool) -> float:
-    """The time of a call in 1 s of them, after 2 s of them: a GPU at its power limit has lowered its clocks by then."""
-    scale = 0.01 if quick else 1.0
-    warm, timed = (max(math.ceil(scale * share / seconds), 1) for share in (2.0, 1.0))
-
-    def repeat(count: int) -> None:
-        for i in range(count):
-            call(i)
-
-    return harness.laps([lambda: repeat(warm), lambda: repeat(timed)], device)[1] / timed
-
-
 def sustain_all(benches: list[Bench], passes: list[Pass], buffers: list[tuple[torch.Tensor, ...]], quick: bool) -> None:
     device = buffers[0][0].device.type
     for bench in benches:
         total = min(sum(seconds) for seconds in bench.seconds)
         forward, backward = calls_of(bench, buffers)
         call = lambda i: (forward(i), backward(i))  # noqa: E731
-        bench.sustained = sustain(call, total, device, quick)
+        bench.sustained = harness.sustain(call, total, device, quick)
     for one in passes:
         if one.flops:
-            one.sustained = sustain(one.call, min(one.seconds)[0], device, quick)
+            one.sustained = harness.sustain(one.call, min(one.seconds)[0], device, quick)
 
 
 # ---- results -----------------------------------------------------------------------------------------------------------------
@@ -357,12 +326,12 @@ def main() -> int:
         sizes = (zipf_sizes if options.groups == "zipf" else ragged_sizes)(shape[0], shape[3])
         buffers = buffers_of(shape, options.device)
         benches = benches_of(options.groups, sizes, buffers, recipes)
-        interleave([(calls_of(bench, buffers), bench.seconds) for bench in benches], options.repetitions, options.device)
+        harness.interleave([(calls_of(bench, buffers), bench.seconds) for bench in benches], options.repetitions, options.device)
         passes = []
         if options.passes:
             passes = [one for recipe in recipes for one in passes_of(recipe, shape, sizes, buffers)]
             passes += [dense_pass()] if options.device == "cuda" else []
-            interleave([([one.call], one.seconds) for one in passes], options.repetitions, options.device)
+            harness.interleave([([one.call], one.seconds) for one in passes], options.repetitions, options.device)
         if options.sustained:
             sustain_all(benches, passes, buffers, options.quick)
         report["rows"] += rows_of(benches, shape)

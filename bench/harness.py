@@ -5,10 +5,13 @@ Import it before torch: oneDNN reads its instruction set from the environment on
 
 import argparse
 import datetime
+import functools
 import json
+import math
 import os
 import pathlib
 import platform
+import random
 import re
 import shlex
 import statistics
@@ -83,17 +86,17 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
     return laps([call], device)[0]
 
 
-def burst(calls: list[Callable[[int], object]]) -> list[list[float]]:
-    """On a GPU that was idle: BURST_WARM_UP rounds, then BURST rounds of calls(i) without a pause; the seconds of each.
+def burst(calls: list[Callable[[int], object]], warm_up: int = BURST_WARM_UP, timed: int = BURST) -> list[list[float]]:
+    """On a GPU that was idle: warm_up rounds, then timed rounds of calls(i) without a pause; the seconds of each.
 
     The CPU runs ahead, as it does in training, so what it takes to launch is not in them.
     """
     torch.cuda.synchronize()
     time.sleep(IDLE_SECONDS)
-    for i in range(BURST_WARM_UP):
+    for i in range(warm_up):
         for call in calls:
             call(i)
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)] for _ in range(BURST)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)] for _ in range(timed)]
     for i, marks in enumerate(events):
         marks[0].record()
         for call, mark in zip(calls, marks[1:]):
@@ -115,6 +118,40 @@ def rounds(repetitions: int):
         progress(i + WARM_UP, repetitions + WARM_UP)
         yield i
     progress(None, 0)
+
+
+def interleave(jobs: list[tuple[list[Callable[[int], object]], list]], repetitions: int, device: str,
+               warm_up: int = BURST_WARM_UP, timed: int = BURST) -> None:
+    """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps.
+
+    On a GPU a job's part of a round is a burst of `timed` repetitions.
+    """
+    rng = random.Random(0)
+    if device == "cuda":
+        bursts = math.ceil(repetitions / timed)
+        for i in range(bursts):
+            progress(i, bursts)
+            for calls, seconds in rng.sample(jobs, len(jobs)):
+                seconds += burst(calls, warm_up, timed)
+        progress(None, 0)
+        return
+    for i in rounds(repetitions):
+        for calls, seconds in rng.sample(jobs, len(jobs)):
+            times = laps([functools.partial(call, i) for call in calls], device)
+            if i >= 0:
+                seconds.append(times)
+
+
+def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool, warm_up: float = 2.0) -> float:
+    """The time of a call in 1 s of them, after warm_up s of them: a GPU at its power limit has lowered its clocks by then."""
+    scale = 0.01 if quick else 1.0
+    warm, timed = (max(math.ceil(scale * share / seconds), 1) for share in (warm_up, 1.0))
+
+    def repeat(count: int) -> None:
+        for i in range(count):
+            call(i)
+
+    return laps([lambda: repeat(warm), lambda: repeat(timed)], device)[1] / timed
 
 
 def spread(seconds: list[float]) -> dict[str, float]:
@@ -156,11 +193,11 @@ def begin_report(script: str, options: argparse.Namespace) -> dict:
 
 
 def report_text(report: dict) -> str:
-    """JSON with a line per field, and in `rows` and `curves` a line per row."""
+    """JSON with a line per field, and in lists of rows a line per row."""
     fields = []
     for name, value in report.items():
         text = json.dumps(value)
-        if name in ("rows", "curves"):
+        if name in ("rows", "curves", "kernels"):
             text = "[\n" + ",\n".join("  " + json.dumps(row) for row in value) + "\n]"
         fields.append(f" {json.dumps(name)}: {text}")
     return "{\n" + ",\n".join(fields) + "\n}\n"
