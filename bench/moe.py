@@ -1,63 +1,244 @@
 #!/usr/bin/env python3
-"""Measures forward + backward of the whole MoE layer: router, permutation, experts, weighted sum; each recipe beside bf16.
+"""Measures one MoE layer, forward + backward, beside stock torch and SonicMoE: time, memory, time by kernel, growth.
 
-    bench/moe.py [--shape 4096x512x1024x16x2] [--recipes mxfp8_rceil_128] [--device cpu|cuda] [--quick] [--out file.json]
+    bench/moe.py [--shapes llama4 dsv3-8 4096x512x1024x16x2] [--rivals stock compiled sonic] [--recipes bf16 mxfp8_rceil_128]
+                 [--growth tokens|experts] [--kernels] [--device cpu|cuda] [--quick] [--out file.json]
 
-A shape is tokens x dim x hidden_dim x experts x top_k. Weights are quantized again in every step.
+A shape has a name or is tokens x dim x hidden_dim x experts x top_k. Writes JSON after each shape, and prints a table of all of
+them last. bench/README.md says how it measures.
 """
 
 import argparse
+import dataclasses
+import gc
+import sys
+import traceback
+from collections.abc import Callable
 
 import harness  # before torch
 import torch
 
-import moxie
-import moxie.nn
+import moe_kernels
+from moe_lines import CACHED, COMPILED, RIVALS, SONIC, STOCK, Line, Shape, lines_of, random_weights, stock_forward
 
-SHAPES = {"cpu": "4096x512x1024x16x2", "cuda": "16384x2048x1408x64x6"}
-QUICK_SHAPE = "256x64x128x4x2"
-BASELINE = "bf16"
+NAMED = {
+    "llama4": Shape(65536, 5120, 8192, 16, 1),
+    "dsv3-8": Shape(65536, 7168, 2048, 8, 2),
+    "dsv3-64": Shape(16384, 7168, 2048, 64, 8),
+    "qwen3": Shape(32768, 2048, 768, 128, 8),
+}
+# SonicMoE's time over that of compiled stock torch, as measured once on an H200: stands for it where it is not installed.
+SONIC_OF_COMPILED = {"llama4": 1.02, "dsv3-8": 0.96, "dsv3-64": 0.99, "qwen3": 0.85}
+SHAPES = {"cpu": ["4096x512x1024x16x2"], "cuda": list(NAMED)}
+QUICK_SHAPES = {"cpu": ["256x64x128x4x2"], "cuda": ["8192x1024x512x8x2"]}
+# On a GPU: a pause, one step that does not count, and few that do, so that the host runs ahead and clocks stay up.
+BURST_WARM_UP, BURST = 1, 4
+SUSTAINED_WARM_UP = 0.25  # seconds
+MIB = 2**20
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    harness.add_options(parser)
-    parser.add_argument("--shape", help="tokens x dim x hidden_dim x experts x top_k")
-    parser.add_argument("--recipes", nargs="*", default=["mxfp8_rceil_128", "mxfp8_rceil"])
-    options = harness.parse_options(parser)
-    shape = options.shape or (QUICK_SHAPE if options.quick else SHAPES[options.device])
-    tokens, dim, hidden_dim, experts, top_k = map(int, shape.split("x"))
+@dataclasses.dataclass
+class Measured:
+    line: Line
+    difference: float = 0.0  # of y from that of stock torch, relative norm
+    saved: int | None = None  # bytes; None on a CPU
+    peak: int | None = None
+    seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition: forward, backward
+    sustained: float | None = None
+
+
+# ---- how ---------------------------------------------------------------------------------------------------------------------
+
+
+def calls_of(line: Line, x: torch.Tensor, dy: torch.Tensor) -> list[Callable[[int], object]]:
+    """Forward, and the backward of what it returned. Gradients are new in each step."""
+    y = None
+
+    def forward(_: int) -> None:
+        nonlocal y
+        for leaf in (x, *line.parameters):
+            leaf.grad = None
+        y = line.forward(x)
+
+    def backward(_: int) -> None:
+        nonlocal y
+        y.backward(dy)
+        y = None
+
+    return [forward, backward]
+
+
+def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: torch.Tensor) -> None:
+    """saved: held between forward and backward beyond x and y. peak: of a step, beyond what was held before it."""
+    forward, backward = calls_of(measured.line, x, dy)
+    forward(0)
+    backward(0)  # the first step may allocate what stays
+    for line in lines:
+        for leaf in (x, *line.parameters):
+            leaf.grad = None
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    forward(0)
+    measured.saved = torch.cuda.memory_allocated() - before - dy.nbytes  # y is as large as dy
+    backward(0)
+    torch.cuda.synchronize()
+    measured.peak = torch.cuda.max_memory_allocated() - before
+
+
+def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[dict], dict[str, str], list[dict]]:
+    """Rows of the report, the rivals that could not run, and time by kernel."""
+    if options.device == "cuda":
+        gc.collect()  # what the shape before has left
+        torch.cuda.empty_cache()
     make = {"device": options.device, "dtype": torch.bfloat16}
-    layers = {recipe: moxie.nn.MoE(dim, hidden_dim, experts, top_k, recipe=recipe, **make)
-              for recipe in [BASELINE, *options.recipes]}
-    for layer in layers.values():
-        layer.load_state_dict(layers[BASELINE].state_dict())
-    x = torch.randn(tokens, dim, **make, requires_grad=True)
-    dy = torch.randn(tokens, dim, **make)
+    weights = random_weights(shape, options.device)
+    lines, missing = lines_of(shape, weights, options.rivals, options.recipes)
+    results = [Measured(line) for line in lines]
+    x, dy = torch.randn(shape.tokens, shape.dim, **make, requires_grad=True), torch.randn(shape.tokens, shape.dim, **make)
+    truth = stock_forward(x, weights, shape.top_k).detach().float()
+    for one in results:  # with gradients, or torch would compile a second graph
+        one.difference = ((one.line.forward(x).detach().float() - truth).norm() / truth.norm()).item()
+    del truth
+    if options.device == "cuda":
+        for one in results:
+            measure_memory(one, lines, x, dy)
+    steps = {one.line.name: calls_of(one.line, x, dy) for one in results}
+    harness.interleave([(steps[one.line.name], one.seconds) for one in results], options.repetitions, options.device,
+                       BURST_WARM_UP, BURST)
+    kernels = []
+    for one in results:
+        step = lambda i, calls=steps[one.line.name]: [call(i) for call in calls]  # noqa: E731
+        if not options.growth:
+            one.sustained = harness.sustain(step, min(map(sum, one.seconds)), options.device, options.quick, SUSTAINED_WARM_UP)
+        if options.kernels:
+            kernels += [{"name": one.line.name, "shape": shape.sizes(), **row} for row in moe_kernels.profile(step, options.device)]
+    return rows_of(results, shape, name), missing, kernels
 
-    def step(layer: moxie.nn.MoE) -> None:
-        x.grad = None
-        layer.zero_grad()
-        layer(x).backward(dy)
 
-    seconds: dict[str, list[float]] = {recipe: [] for recipe in layers}
-    for i in harness.rounds(options.repetitions):
-        for recipe, layer in layers.items():
-            lap = harness.seconds_of(lambda: step(layer), options.device)
-            if i >= 0:
-                seconds[recipe].append(lap)
+# ---- results -----------------------------------------------------------------------------------------------------------------
 
-    report = harness.begin_report("bench/moe.py", options)
-    base = harness.spread(seconds[BASELINE])["median"]
-    report["shape"] = shape
-    report["rows"] = [{"recipe": recipe, **harness.spread(laps), "ratio": harness.spread(laps)["median"] / base}
-                      for recipe, laps in seconds.items()]
-    harness.write_report(report, options, "moe")
-    print(f"{harness.about(report)}; {shape}; forward + backward, median of {options.repetitions}")
-    lines = [("recipe", "ms", "x bf16")]
-    lines += [(row["recipe"], f"{row['median'] * 1e3:.1f}", f"{row['ratio']:.2f}") for row in report["rows"]]
-    print(harness.text_table(lines, 1))
+
+def best_rival(rows: list[dict], shape_name: str) -> dict | None:
+    """The faster of compiled stock torch and SonicMoE, burst and sustained; eager stock torch where neither was measured."""
+    rivals = {row["name"]: row for row in rows}
+    counted = [rivals[name] for name in (COMPILED, SONIC) if name in rivals] or [rivals[name] for name in (STOCK,) if name in rivals]
+    if not counted:
+        return None
+    best = {"burst": min((row["seconds"]["median"], row["name"]) for row in counted)}
+    if all("sustained_seconds" in row for row in counted):
+        best["sustained"] = min((row["sustained_seconds"], row["name"]) for row in counted)
+    factor = SONIC_OF_COMPILED.get(shape_name)
+    if factor and COMPILED in rivals and SONIC not in rivals:
+        stand_in = f"{SONIC}, taken as {factor} of {COMPILED}"
+        best = {protocol: min((seconds, name), (factor * seconds, stand_in)) for protocol, (seconds, name) in best.items()}
+    return best
+
+
+def rows_of(results: list[Measured], shape: Shape, shape_name: str) -> list[dict]:
+    rows = []
+    for one in results:
+        forward, backward = zip(*one.seconds)
+        row = {"name": one.line.name, "shape_name": shape_name, "shape": shape.sizes(), "ours": one.line.ours,
+               "forward_seconds": harness.spread(forward), "backward_seconds": harness.spread(backward),
+               "seconds": harness.spread([sum(laps) for laps in one.seconds]), "difference": one.difference}
+        if one.sustained is not None:
+            row["sustained_seconds"] = one.sustained
+        if one.saved is not None:
+            row |= {"saved_mib": one.saved / MIB, "peak_mib": one.peak / MIB}
+        rows.append(row)
+    best = best_rival(rows, shape_name)
+    for row in rows:
+        if best and row["ours"]:
+            seconds, row["best_rival"] = best["burst"]
+            row["times_as_fast"] = seconds / row["seconds"]["median"]
+            if "sustained" in best:
+                seconds, row["sustained_best_rival"] = best["sustained"]
+                row["sustained_times_as_fast"] = seconds / row["sustained_seconds"]
+    return rows
+
+
+def table(report: dict, rows: list[dict]) -> str:
+    head = ("what", "shape", "forward ms", "backward ms", "total ms", "sustained ms", "best rival / this", "sustained", "saved MiB",
+            "peak MiB", "y off stock")
+    lines = [head]
+    for row in rows:
+        number = lambda name, form, scale=1: format(scale * row[name], form) if name in row else ""  # noqa: E731, B023
+        times = [f"{row[part]['median'] * 1e3:.3f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
+        lines.append((row["name"], row["shape_name"], *times, number("sustained_seconds", ".3f", 1e3), number("times_as_fast", ".2f"),
+                      number("sustained_times_as_fast", ".2f"), number("saved_mib", ".0f"), number("peak_mib", ".0f"),
+                      f"{row['difference']:.3f}"))
+    best = {row["shape_name"]: row["best_rival"] for row in rows if "best_rival" in row}
+    notes = [f"{shape_name}: the best rival is {name}" for shape_name, name in best.items()]
+    return "\n".join([f"{harness.about(report)}; median of {report['repetitions']}", *notes, harness.text_table(lines, left=2)])
+
+
+def parse_shape(text: str) -> tuple[str, Shape]:
+    if text in NAMED:
+        return text, NAMED[text]
+    sizes = harness.sizes_of(text)
+    if len(sizes) != 5 or sizes[4] > sizes[3]:
+        raise argparse.ArgumentTypeError(f"a shape is one of {', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k "
+                                         f"with no larger top_k than experts, got {text}")
+    return text, Shape(*sizes)
+
+
+def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
+    """1k to 256k tokens; or 1 to 256 experts with as many rows for all of them together as base has."""
+    powers = range(0, 9, 8 if quick else 1)
+    if growth == "tokens":
+        shapes = [dataclasses.replace(base, tokens=(64 if quick else 1024) << power) for power in powers]
+    else:
+        shapes = [dataclasses.replace(base, experts=1 << power, top_k=min(base.top_k, 1 << power),
+                                      tokens=base.tokens * base.top_k // min(base.top_k, 1 << power)) for power in powers]
+    return [("x".join(map(str, shape.sizes())), shape) for shape in shapes]
+
+
+def default_rivals(options: argparse.Namespace) -> list[str]:
+    """torch.compile takes seconds per shape, and so do SonicMoE's kernels per number of experts."""
+    if options.quick or options.device == "cpu":
+        return ["stock"]
+    return {None: ["stock", "compiled", "sonic"], "tokens": ["stock", "sonic"], "experts": ["stock"]}[options.growth]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    harness.add_options(parser, repetitions=20)
+    parser.add_argument("--shapes", nargs="+", type=parse_shape, help=f"{', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k")
+    parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="default: all on a GPU, and fewer with --growth or --quick")
+    parser.add_argument("--recipes", nargs="*", default=["bf16", *CACHED], help="of Moxie's layer")
+    parser.add_argument("--growth", choices=("tokens", "experts"), help="1k to 256k tokens or 1 to 256 experts of the one shape (qwen3)")
+    parser.add_argument("--kernels", action="store_true", help="also the time of a step by kernel")
+    options = harness.parse_options(parser)
+    options.rivals = default_rivals(options) if options.rivals is None else options.rivals
+    shapes = options.shapes or [parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
+    if options.growth:
+        base = options.shapes or (shapes if options.quick else [("qwen3", NAMED["qwen3"])])
+        if len(base) != 1:
+            parser.error("--growth takes one shape")
+        shapes = grown(base[0][1], options.growth, options.quick)
+        options.repetitions = min(options.repetitions, 2 * BURST)
+    report = harness.begin_report("bench/moe.py", options) | {"missing": {}, "rows": [], "kernels": []}
+    failed = False
+    for name, shape in shapes:
+        try:
+            rows, missing, kernels = measure(shape, options, name)
+        except RuntimeError:  # too little memory, or a kernel that failed: what was measured before is not lost
+            traceback.print_exc()
+            rows, missing, kernels, failed = [], {name: "failed"}, [], True
+        report["missing"] |= missing
+        report["rows"] += rows
+        report["kernels"] += kernels
+        harness.write_report(report, options, f"moe_{options.growth}" if options.growth else "moe")
+        if len(shapes) > 1 and rows:
+            print(table(report, rows) + "\n", flush=True)
+    if report["kernels"]:
+        print(moe_kernels.table(report["kernels"]) + "\n")
+    for name, reason in report["missing"].items():
+        print(f"{name} was not measured: {reason}\n")
+    print(table(report, report["rows"]))
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

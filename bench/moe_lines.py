@@ -1,0 +1,130 @@
+"""What bench/moe.py measures: one MoE layer as stock torch, as SonicMoE and as Moxie, all over the same weights.
+
+All compute the same function: the softmax over a token's top_k experts weighs their SwiGLU MLPs.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import harness  # noqa: F401  before torch
+import torch
+from torch import nn
+
+import moxie
+import moxie.nn
+
+STOCK, COMPILED, SONIC = "stock", "stock compiled", "SonicMoE"
+RIVALS = {"stock": STOCK, "compiled": COMPILED, "sonic": SONIC}
+CACHED = ("mxfp8_rceil_128",)  # also timed with weights that are quantized already, as in later micro-batches of a step
+
+
+@dataclasses.dataclass
+class Shape:
+    tokens: int
+    dim: int
+    hidden_dim: int
+    experts: int
+    top_k: int
+
+    def sizes(self) -> list[int]:
+        return list(dataclasses.astuple(self))
+
+
+@dataclasses.dataclass
+class Weights:
+    gate: nn.Parameter  # [E, D]
+    w13: nn.Parameter  # [E, 2F, D], the gate above the up projection
+    w2: nn.Parameter  # [E, D, F]
+
+
+@dataclasses.dataclass
+class Line:
+    """One line of the table."""
+
+    name: str
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    parameters: list[nn.Parameter]
+    ours: bool = False
+
+
+def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> Weights:
+    def make(*sizes: int) -> nn.Parameter:
+        weight = torch.empty(*sizes, device=device, dtype=dtype)
+        return nn.Parameter(weight.normal_(std=1 / math.sqrt(sizes[-1])))
+
+    return Weights(make(shape.experts, shape.dim), make(shape.experts, 2 * shape.hidden_dim, shape.dim),
+                   make(shape.experts, shape.dim, shape.hidden_dim))
+
+
+def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor:
+    """x [T, D]. Nothing waits for the device and no size depends on data, so torch.compile makes one graph of it."""
+    scores = torch.softmax(x @ weights.gate.T, dim=-1, dtype=torch.float32)
+    chosen, ids = scores.topk(top_k)
+    chosen = (chosen / chosen.sum(-1, keepdim=True)).to(x.dtype)
+    sorted_ids, slot_of = ids.flatten().sort(stable=True)  # R = T * k rows in order of expert
+    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
+    experts = torch.arange(weights.gate.shape[0], device=x.device)
+    offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
+    # index_select, not x[..]: its gradient is one index_add, where that of x[..] sorts the indices first.
+    rows = x.index_select(0, slot_of // top_k)
+    gate, up = torch._grouped_mm(rows, weights.w13.mT, offs=offs).chunk(2, dim=-1)
+    rows = torch._grouped_mm(nn.functional.silu(gate) * up, weights.w2.mT, offs=offs)
+    return (rows.index_select(0, row_of).view(*ids.shape, -1) * chosen[..., None]).sum(1)
+
+
+def stock_line(shape: Shape, weights: Weights, compiled: bool) -> Line:
+    forward = lambda x: stock_forward(x, weights, shape.top_k)  # noqa: E731
+    if compiled:
+        torch._dynamo.reset()  # one graph per shape, or torch would make the second one for sizes that vary
+        forward = torch.compile(forward, dynamic=False, fullgraph=True)
+    return Line(COMPILED if compiled else STOCK, forward, list(vars(weights).values()))
+
+
+def sonic_line(shape: Shape, weights: Weights) -> Line:
+    """Raises ImportError where SonicMoE is not installed."""
+    from sonicmoe import KernelBackendMoE, MoE
+    from sonicmoe.enums import ActivationType
+
+    with torch.device(weights.w13.device):
+        layer = MoE(num_experts=shape.experts, num_experts_per_tok=shape.top_k, hidden_size=shape.dim,
+                    intermediate_size=shape.hidden_dim, activation_function=ActivationType.SWIGLU, add_bias=False, std=0.02)
+    layer.to(weights.w13.dtype)
+    layer.router.weight, layer.c_proj.weight = weights.gate, weights.w2
+    with torch.no_grad():  # rows of gate and up take turns there
+        halves = weights.w13.view(shape.experts, 2, shape.hidden_dim, shape.dim)
+        layer.c_fc.weight.copy_(halves.transpose(1, 2).flatten(1, 2))
+    forward = lambda x: layer(x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]  # noqa: E731
+    return Line(SONIC, forward, list(layer.parameters()))
+
+
+def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) -> Line:
+    layer = moxie.nn.MoE(shape.dim, shape.hidden_dim, shape.experts, shape.top_k, recipe=recipe, device=weights.w13.device,
+                         dtype=weights.w13.dtype)
+    layer.router.gate.weight, layer.experts.w13, layer.experts.w2 = weights.gate, weights.w13, weights.w2
+    layer.experts.set_recipe_(recipe, weight_cache=weight_cache)
+    name = f"Moxie {recipe}, weight cache" if weight_cache else f"Moxie {recipe}"
+    return Line(name, layer, list(layer.parameters()), ours=True)
+
+
+def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
+    """The lines, and of each rival that cannot run here why."""
+    makers = {STOCK: lambda: stock_line(shape, weights, compiled=False),
+              COMPILED: lambda: stock_line(shape, weights, compiled=True),
+              SONIC: lambda: sonic_line(shape, weights)}
+    lines, missing = [], {}
+    for name in (RIVALS[rival] for rival in rivals):
+        try:
+            line = makers[name]()
+            x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
+            line.forward(x).backward(torch.randn_like(x))  # compiles
+            lines.append(line)
+        except Exception as error:  # noqa: BLE001  whatever another project raises: the others are still measured
+            missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        for weight in vars(weights).values():
+            weight.grad = None
+    for recipe in recipes:
+        lines.append(our_line(shape, weights, recipe, weight_cache=False))
+        if recipe in CACHED:
+            lines.append(our_line(shape, weights, recipe, weight_cache=True))
+    return lines, missing
