@@ -11,31 +11,14 @@ import json
 import pathlib
 import sys
 
+import moe_tables
+from doc_tables import about, median_of, source, table_of
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CPU, GPU = "intel-xeon-processor-2-threads", "nvidia-h200"
 PICTURES = ROOT / "docs" / "pictures"
 END = "<!-- /numbers -->"
-
-
-def source(report: dict) -> str:
-    return f"`{report['command']}`, commit `{report['commit'][:10]}`."
-
-
-def about(report: dict) -> str:
-    machine = report["machine"]
-    return f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}, {report['date'][:10]}"
-
-
-def median_of(report: dict) -> str:
-    return f"Median of {report['repetitions']}, {source(report)}"
-
-
-def table_of(caption: str, head: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """So many columns of words, then numbers."""
-    rule = "|" + "---|" * words + "--:|" * (len(head) - words)
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
-    return "\n".join([caption, "", lines[0], rule, *lines[1:]])
 
 
 def is_plain(row: dict) -> bool:
@@ -240,6 +223,10 @@ TABLES = [
     ("docs/kernels/quantize.md", "groups", f"{GPU}/ops_groups.json", groups_table),
     ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
+    ("docs/MOE.md", "layer", f"{GPU}/moe.json", moe_tables.layer_table),
+    ("docs/MOE.md", "layer_memory", f"{GPU}/moe.json", moe_tables.memory_table),
+    ("docs/MOE.md", "layer_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
+    ("docs/MOE.md", "layer_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
 ]
 
@@ -351,6 +338,9 @@ def main() -> int:
     draw_grouped(json.loads((RESULTS / GPU / "grouped_mm.json").read_text()), "grouped-h200.png")
     grid = json.loads((RESULTS / GPU / "grouped_mm_grid.json").read_text())
     grouped_plots.draw(grid, PICTURES / "grid-h200.png", "cuda", BF16, about(grid))
+    layer = RESULTS / GPU / "moe.json"
+    if layer.exists():
+        moe_tables.draw(json.loads(layer.read_text()), PICTURES / moe_tables.PICTURE)
     return 0
 
 

@@ -1,0 +1,21 @@
+"""Tables of results as the documents show them."""
+
+
+def source(report: dict) -> str:
+    return f"`{report['command']}`, commit `{report['commit'][:10]}`."
+
+
+def about(report: dict) -> str:
+    machine = report["machine"]
+    return f"{machine['name']}, {machine['threads']} threads, torch {machine['torch']}, {report['date'][:10]}"
+
+
+def median_of(report: dict) -> str:
+    return f"Median of {report['repetitions']}, {source(report)}"
+
+
+def table_of(caption: str, head: list[str], rows: list[list[str]], words: int = 1) -> str:
+    """So many columns of words, then numbers."""
+    rule = "|" + "---|" * words + "--:|" * (len(head) - words)
+    lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
+    return "\n".join([caption, "", lines[0], rule, *lines[1:]])

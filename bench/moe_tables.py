@@ -1,0 +1,94 @@
+"""The tables and the picture of the MoE layer that bench/publish.py puts into docs/MOE.md."""
+
+import pathlib
+
+from doc_tables import about, median_of, table_of
+
+OURS = "Moxie mxfp8_rceil_128"
+CACHED = f"{OURS}, weight cache"
+PICTURE = "layer-h200.png"
+SHAPE = "tokens x dim x hidden x experts x top-k"
+
+
+def by_shape(report: dict) -> dict[tuple[int, ...], dict[str, dict]]:
+    """shape -> name of the line -> row."""
+    found: dict[tuple[int, ...], dict[str, dict]] = {}
+    for row in report["rows"]:
+        found.setdefault(tuple(row["shape"]), {})[row["name"]] = row
+    return found
+
+
+def names_of(report: dict) -> list[str]:
+    return list(dict.fromkeys(row["name"] for row in report["rows"]))
+
+
+def shape_text(lines: dict[str, dict]) -> str:
+    """The shape, and its name if it has one."""
+    row = next(iter(lines.values()))
+    sizes = " x ".join(map(str, row["shape"]))
+    return sizes if row["shape_name"] == "x".join(map(str, row["shape"])) else f"{sizes} ({row['shape_name']})"
+
+
+def milliseconds(row: dict | None) -> str:
+    return f"{row['seconds']['median'] * 1e3:.2f}" if row else ""
+
+
+def layer_table(report: dict) -> str:
+    """ms of a step, and how many times as fast as the best rival."""
+    names = names_of(report)
+    rows, rivals = [], {}
+    for lines in by_shape(report).values():
+        ours = [lines[name] for name in (OURS, CACHED)]
+        rivals |= {lines[OURS]["shape_name"]: lines[OURS]["best_rival"]}
+        times = [f"{row['times_as_fast']:.2f}x; {row['sustained_times_as_fast']:.2f}x" for row in ours]
+        rows.append([shape_text(lines), *(milliseconds(lines.get(name)) for name in names), *times])
+    head = [SHAPE, *(f"{name}, ms" for name in names), "times as fast as the best rival; sustained", "with a weight cache; sustained"]
+    best = ", ".join(f"{shape}: {name}" for shape, name in rivals.items())
+    return (table_of(f"{about(report)}. {median_of(report)} Best rivals: {best}.", head, rows)
+            + f"\n\n![the layer beside its rivals: time and memory](pictures/{PICTURE})")
+
+
+def memory_table(report: dict) -> str:
+    names = names_of(report)
+    rows = []
+    for lines in by_shape(report).values():
+        cells = [f"{lines[name]['saved_mib']:.0f}; {lines[name]['peak_mib']:.0f}" if name in lines else "" for name in names]
+        rows.append([shape_text(lines), *cells])
+    return table_of("The same run.", ["MiB: saved; peak", *names], rows)
+
+
+def growth_table(report: dict) -> str:
+    """ms of each line, and what ours keeps for backward."""
+    names = names_of(report)
+    rows = [[shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
+            for lines in by_shape(report).values()]
+    return table_of(f"{about(report)}. {median_of(report)}", [SHAPE, *(f"{name}, ms" for name in names), f"{OURS}, saved MiB"], rows)
+
+
+def draw(report: dict, path: pathlib.Path) -> None:
+    """Milliseconds of a step and MiB saved for backward, a group of bars per shape."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shapes, names = by_shape(report), names_of(report)
+    figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
+    labels = [shape_text(lines).replace(" (", "\n(") for lines in shapes.values()]
+    values = (("ms of a step, burst", lambda row: row["seconds"]["median"] * 1e3), ("MiB saved for backward", lambda row: row["saved_mib"]))
+    width = 0.85 / len(names)
+    for axes, (title, value) in zip(panels, values):
+        for i, name in enumerate(names):
+            at = [place + (i - (len(names) - 1) / 2) * width for place in range(len(shapes))]
+            heights = [value(lines[name]) if name in lines else 0.0 for lines in shapes.values()]
+            bars = axes.bar(at, heights, width=0.95 * width, label=name, color=f"C{i % 10}")
+            axes.bar_label(bars, [f"{height:.0f}" if height else "" for height in heights], fontsize=6, padding=1)
+        axes.set_xticks(range(len(shapes)), labels, fontsize=7)
+        axes.set_title(title, fontsize=10, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="lower center", ncols=len(names), fontsize=8, frameon=False)
+    figure.suptitle(about(report), fontsize=9, x=0.99, ha="right")
+    figure.tight_layout(rect=(0, 0.06, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
