@@ -178,7 +178,8 @@ def grouped_wgrad(
     dtype: Optional[torch.dtype] = None,
     scale_layout: Optional[ScaleLayout] = None,
 ) -> Tensor:
-    """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides.
+    """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides; the padding
+    may hold anything.
 
     >>> dy, x = moxie.quantize_colwise(torch.randn(8, 64)), moxie.quantize_colwise(torch.randn(8, 32))
     >>> moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil").shape

@@ -15,7 +15,7 @@ import torch
 
 import conftest  # noqa: F401 (finds the package)
 import moxie
-from support import Buffer, as_tuple, assert_same_bytes, random_values
+from support import Buffer, as_numbers, as_tuple, assert_same_bytes, random_values
 
 ROWS, N, K = 200, 32, 64
 GROUPS = (1, 5, 33, 1023, 1024)
@@ -112,7 +112,7 @@ class Calls:
         yield "quantize_per_row", lambda o: moxie.quantize_per_row(x, offs=o)
         yield "quantize_per_col", lambda o: moxie.quantize_per_col(x, offs=o)
         out = self.owned(moxie.quantize_both(x, offs=good))
-        yield "quantize_both out", lambda o: moxie.quantize_both(x, offs=o, out=tuple(out))
+        yield "quantize_both out", lambda o: [as_numbers(t).clone() for t in moxie.quantize_both(x, offs=o, out=tuple(out))]
         scale = self.own(moxie.quantize_rowwise(x)[1])
         yield "swizzle_scale", lambda o: moxie.swizzle_scale(scale, offs=o)
         swizzled = self.own(moxie.swizzle_scale(scale, offs=good))
