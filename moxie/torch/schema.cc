@@ -134,16 +134,32 @@ TORCH_LIBRARY(moxie, m) {
   // that was counted.
   def("_add_once_(Tensor(a!) total, Tensor addend) -> ()");
   // y = expert_mlp: grouped_mm w13 [G, 2F, D], swiglu, grouped_mm w2 [G, D, F], as one node. With
-  // slot_of and row_of, x is tokens, and permute's rows of them are multiplied. x_dtype: x is
-  // rounded to it first, and its gradient is not.
+  // slot_of and row_of, x is tokens, and permute's rows of them are multiplied; with weights f32
+  // [T, k] too, y is unpermute's weighted sum of the results, [T, D], differentiable in weights.
+  // keep: 'h', or 'h_fp8': h between forward and backward in FP8. x_dtype: x is rounded to it
+  // first, and its gradient is not.
   differentiable(
       "expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
       "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
-      "Tensor? row_of=None, int top_k=1, ScalarType? x_dtype=None) -> Tensor y");
+      "Tensor? row_of=None, int top_k=1, Tensor? weights=None, str keep='h', "
+      "ScalarType? x_dtype=None) -> Tensor y");
+  // The same, with what quantization loses of each operand of both products added to stats, f64
+  // [2, 6, 5] (stats.h).
+  differentiable(
+      "expert_mlp.stats(Tensor x, Tensor w13, Tensor w2, Tensor(a!) stats, Tensor? offs=None, *, "
+      "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
+      "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
+      "Tensor? row_of=None, int top_k=1, Tensor? weights=None, str keep='h', "
+      "ScalarType? x_dtype=None) -> Tensor y");
   // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
   differentiable("swiglu(Tensor h) -> Tensor a");
   def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");
+  // The same of rows that have routing weights f32 [T, k], row r the one at slot_of[r]: weight * a;
+  // and weight * dh with the gradient of the weights, the sum of da * a over each row.
+  def("_weighted_swiglu(Tensor h, Tensor weights, Tensor slot_of) -> Tensor a");
+  def("_weighted_swiglu_backward(Tensor da, Tensor h, Tensor weights, Tensor slot_of) -> "
+      "(Tensor dh, Tensor dweights)");
   // What quantize_rowwise and quantize_both make of the result of swiglu, of swiglu_backward and of
   // permute, without that result in memory.
   def("swiglu_quantize_rowwise(Tensor h, *, Tensor? offs=None, str block='1x32', "
@@ -210,8 +226,12 @@ TORCH_LIBRARY(moxie, m) {
   def("grouped_wgrad_add_.quantized(Tensor(a!) dw, Tensor dy_t, Tensor? dy_scale_t, Tensor x_t, "
       "Tensor? x_scale_t, SymInt num_rows, Tensor? offs, int plan) -> ()");
   def("_quantize(Tensor x, Tensor? offs, int spec) -> Tensor[]");
-  def("_swiglu_quantize(Tensor h, Tensor? offs, int spec) -> Tensor[]");
-  def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec) -> Tensor[]");
+  // With routing weights f32 [T, k], of which row r has the one at slot_of[r]: the forms of weight
+  // * a, and of weight * dh followed by the gradient of the weights.
+  def("_swiglu_quantize(Tensor h, Tensor? offs, int spec, *, Tensor? weights=None, "
+      "Tensor? slot_of=None) -> Tensor[]");
+  def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec, *, "
+      "Tensor? weights=None, Tensor? slot_of=None) -> Tensor[]");
   def("_permute_quantize(Tensor x, Tensor slot_of, int top_k, Tensor? offs, int spec) -> Tensor[]");
   def("_requantize(Tensor qdata, Tensor scale, Tensor? offs, int spec) -> Tensor[]");
   def("_token_scale(Tensor scale, Tensor? offs, SymInt rows, SymInt cols, int spec) -> Tensor");

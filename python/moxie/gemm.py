@@ -7,7 +7,7 @@ gradients there are zero, as is dw of a group without rows.
 
 import warnings
 from collections.abc import Sequence
-from typing import Optional, Union
+from typing import Literal, Optional, Union
 
 import torch
 from torch import Tensor
@@ -75,14 +75,20 @@ def expert_mlp(
     slot_of: Optional[Tensor] = None,
     row_of: Optional[Tensor] = None,
     top_k: int = 1,
+    weights: Optional[Tensor] = None,
+    keep: Literal["h", "h_fp8"] = "h",
     x_dtype: Optional[torch.dtype] = None,
 ) -> Tensor:
     """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
 
     w13 is [G, 2F, D], the gate above the up projection; w2 is [G, D, F]. The same result as the three calls. With slot_of and
     row_of of `route`, x is tokens [T, D], and their rows [T * top_k, D] are multiplied: those of `permute`, which a recipe of
-    blocks quantizes as it takes them, so that they are never in memory. x_dtype is what autocast casts to: x is rounded to it
-    first, and the gradient of x is not.
+    blocks quantizes as it takes them, so that they are never in memory. With `weights` f32 [T, top_k] too, the result is that of
+    `unpermute`: the weighted sum of each token's rows, [T, D]; weights get their gradient.
+
+    Between forward and backward the node keeps h, the result of w13, and what is small beside it; `keep="h_fp8"` keeps h in FP8,
+    half the bytes, for some accuracy of the gradients (docs/MOE.md has both). x_dtype is what autocast casts to: x is rounded to
+    it first, and the gradient of x is not.
 
     >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
     >>> w13, w2 = torch.randn(2, 96, 64), torch.randn(2, 64, 48)
@@ -94,7 +100,7 @@ def expert_mlp(
     return _ops.expert_mlp(
         x, w13, w2, offs, recipe=str(recipe), quantized_w13=_tensors("expert_mlp", quantized_w13, recipe),
         quantized_w2=_tensors("expert_mlp", quantized_w2, recipe),
-        main_grad13=main_grad13, main_grad2=main_grad2, slot_of=slot_of, row_of=row_of, top_k=top_k,
+        main_grad13=main_grad13, main_grad2=main_grad2, slot_of=slot_of, row_of=row_of, top_k=top_k, weights=weights, keep=keep,
         x_dtype=x_dtype)
 
 

@@ -141,6 +141,7 @@ class Router(nn.Module):
 class GroupedExperts(nn.Module):
     """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
 
+    Backward needs h, the result of w13: `keep` says in what form it waits, "h" as it is or "h_fp8" in FP8 (docs/MOE.md).
     `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
     While `collect_stats` is on, forward and backward add to `stats`, f64 [2, 6, 5], what quantization loses: of the products
     with w13 and w2, each operand (`moxie.stats.PARTS`), what `moxie.stats.STATS` names. Results stay what they are.
@@ -158,11 +159,14 @@ class GroupedExperts(nn.Module):
         *,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
+        keep: Literal["h", "h_fp8"] = "h",
         collect_stats: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
+        _check("GroupedExperts", "keep", keep, ("h", "h_fp8"))
+        self.keep = keep
         self.collect_stats = collect_stats
         self.register_buffer(
             "stats", torch.zeros(2, len(PARTS), len(STATS), device=device, dtype=torch.float64), persistent=False)
@@ -202,18 +206,17 @@ class GroupedExperts(nn.Module):
         slot_of: Optional[Tensor] = None,
         row_of: Optional[Tensor] = None,
         top_k: int = 1,
+        weights: Optional[Tensor] = None,
     ) -> Tensor:
-        """Rows x [R, D], or with slot_of and row_of the rows that permute makes of tokens x [T, D]."""
+        """Rows x [R, D], or with slot_of and row_of the rows that permute makes of tokens x [T, D]; with weights [T, top_k] too,
+        the weighted sum of each token's results."""
+        route = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
         if not self.collect_stats:
             return gemm.expert_mlp(
-                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2,
-                slot_of=slot_of, row_of=row_of, top_k=top_k)
-        # The same bytes, with every operand in sight.
-        rows = x if slot_of is None else moe.permute(x, slot_of, row_of, top_k)
-        of13, of2 = self.stats.unbind()
-        h = _ops.grouped_mm.stats(rows, self.w13, of13, offs, recipe=self.recipe, quantized_w=_tensors(self.cache13))
-        return _ops.grouped_mm.stats(
-            moe.swiglu(h), self.w2, of2, offs, recipe=self.recipe, quantized_w=_tensors(self.cache2))
+                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2, **route)
+        return _ops.expert_mlp.stats(
+            x, self.w13, self.w2, self.stats, offs, recipe=self.recipe, quantized_w13=_tensors(self.cache13),
+            quantized_w2=_tensors(self.cache2), **route)
 
     def refresh_(self) -> None:
         # By name: the parameters may be other objects by now.
@@ -268,13 +271,14 @@ class SharedExperts(nn.Module):
         *,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
+        keep: Literal["h", "h_fp8"] = "h",
         collect_stats: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
         self.experts = GroupedExperts(
-            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
+            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats, device=device,
             dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -284,7 +288,7 @@ class SharedExperts(nn.Module):
 class MoE(nn.Module):
     """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
 
-    `loss` is the router's of the last forward pass: add it to yours.
+    `loss` is the router's of the last forward pass: add it to yours. `keep` is that of GroupedExperts.
 
     >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
     >>> y = layer(torch.randn(2, 5, 64))
@@ -303,6 +307,7 @@ class MoE(nn.Module):
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         shared_hidden_dim: Optional[int] = None,
         weight_cache: bool = False,
+        keep: Literal["h", "h_fp8"] = "h",
         collect_stats: bool = False,
         device=None,
         dtype=None,
@@ -311,13 +316,13 @@ class MoE(nn.Module):
         super().__init__()
         self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
         self.experts = GroupedExperts(
-            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
-            dtype=dtype)
+            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats,
+            device=device, dtype=dtype)
         self.shared = None
         if shared_hidden_dim is not None:
             self.shared = SharedExperts(
-                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, collect_stats=collect_stats, device=device,
-                dtype=dtype)
+                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats,
+                device=device, dtype=dtype)
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
@@ -339,8 +344,8 @@ class MoE(nn.Module):
         if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
-        rows = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k)
-        y = moe.unpermute(rows, slot_of, row_of, tokens.shape[0], weights=routing.weights)
+        y = self.experts(
+            tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=routing.weights)
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)

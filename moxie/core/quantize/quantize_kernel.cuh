@@ -161,7 +161,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if (!kLoadFirst) load(col);
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
-    if constexpr (kStaged) source.unstage(s.stage, held, fragments);
+    if constexpr (kStaged) source.unstage(span_at(col), s.stage, held, fragments);
     // Read again, so that no register holds them from one tile to the next.
     if constexpr (kRowwise) row_out.stride = s.rowwise.qdata_stride;
     row_out.k = col_out.outer = clip(cols - col, kTileCols);

@@ -7,6 +7,12 @@
 
 namespace moxie {
 
+// Refuses weights that do not fit, and, where the host can read them, slots out of range.
+void check_weights(const char* op, const std::optional<RowWeights>& weights, int64_t rows,
+                   Backend backend);
+void check_weights(const char* op, const std::optional<WeightGradient>& weights, const Shape& da,
+                   Backend backend);
+
 namespace ref {
 void swiglu(const SwigluArgs& args);
 void swiglu_backward(const SwigluBackwardArgs& args);

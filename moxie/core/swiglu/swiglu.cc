@@ -20,10 +20,34 @@ void check_format(const char* op, const char* argument, Format format, Format ex
 
 }  // namespace
 
+void check_weights(const char* op, const std::optional<RowWeights>& weights, int64_t rows,
+                   Backend backend) {
+  if (!weights) return;
+  check_shape(op, "weights", weights->weights.shape, {rows});
+  check_shape(op, "slot_of", weights->slot_of.shape, {rows});
+  if (backend == Backend::kCuda) return;  // kernels pull slots into range
+  for (int64_t r = 0; r < rows; ++r) {
+    const int32_t slot = weights->slot_of.data[r];
+    MOXIE_CHECK(slot >= 0 && slot < rows, op, ": slot_of must be 0 to ", rows - 1, ", got ", slot,
+                " at ", r);
+  }
+}
+
+void check_weights(const char* op, const std::optional<WeightGradient>& weights, const Shape& da,
+                   Backend backend) {
+  if (!weights) return;
+  check_weights(op, weights->of, da[0], backend);
+  check_shape(op, "dweights", weights->dweights.shape, {da[0]});
+  if (backend == Backend::kCuda)
+    check_shape(op, "workspace", weights->workspace.shape,
+                {da[0], weight_gradient_tiles<int64_t>(da[1])});
+}
+
 void swiglu(const SwigluArgs& args, const Exec& exec) {
   check_h("swiglu", args.h);
   check_shape("swiglu", "a", args.a.shape, {args.h.dim(0), args.h.dim(1) / 2});
   check_format("swiglu", "a", args.a.format, args.h.format);
+  check_weights("swiglu", args.weights, args.h.dim(0), exec.backend);
   dispatch(
       "swiglu", exec, [&] { ref::swiglu(args); }, [&] { cpu::swiglu(args, exec); },
       [&](auto stream) { cuda::swiglu(args, stream); });
@@ -35,6 +59,7 @@ void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
   check_shape("swiglu_backward", "dh", args.dh.shape, args.h.shape);
   check_format("swiglu_backward", "da", args.da.format, args.h.format);
   check_format("swiglu_backward", "dh", args.dh.format, args.h.format);
+  check_weights("swiglu_backward", args.weights, args.da.shape, exec.backend);
   dispatch(
       "swiglu_backward", exec, [&] { ref::swiglu_backward(args); },
       [&] { cpu::swiglu_backward(args, exec); },

@@ -48,6 +48,17 @@ __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, RowWo
   to_words(g, a);
 }
 
+// The same of a row that has a weight.
+template <class T>
+__device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, float weight,
+                           RowWords<T>& a) {
+  float g[kFragment], u[kFragment];
+  to_floats(gate, g), to_floats(up, u);
+#pragma unroll
+  for (int j = 0; j < kFragment; ++j) g[j] = __fmul_rn(weight, swiglu_of<T>(g[j], u[j]));
+  to_words(g, a);
+}
+
 template <class T>
 __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
                                     const RowWords<T>& up, RowWords<T>& dgate, RowWords<T>& dup) {
@@ -57,6 +68,20 @@ __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& ga
   for (int j = 0; j < kFragment; ++j) {
     const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
     g[j] = grads.gate, u[j] = grads.up;
+  }
+  to_words(g, dgate), to_words(u, dup);
+}
+
+template <class T>
+__device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
+                                    const RowWords<T>& up, float weight, RowWords<T>& dgate,
+                                    RowWords<T>& dup) {
+  float d[kFragment], g[kFragment], u[kFragment];
+  to_floats(da, d), to_floats(gate, g), to_floats(up, u);
+#pragma unroll
+  for (int j = 0; j < kFragment; ++j) {
+    const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
+    g[j] = __fmul_rn(weight, grads.gate), u[j] = __fmul_rn(weight, grads.up);
   }
   to_words(g, dgate), to_words(u, dup);
 }

@@ -1,17 +1,22 @@
 // swiglu: h [R, 2F] holds gate [R, F] beside up [R, F],
 //   a = silu(gate) * up,   silu(z) = z / (1 + e^-z)
-// in f32, rounded once. NUMERICS.md, section 8.
+// in f32, rounded once. With the routing weights of rows, a is weight * silu(gate) * up, and da is
+// the gradient of what a would be without them. NUMERICS.md, section 8.
 #pragma once
+
+#include <optional>
 
 #include "moxie/core/base/exec.h"
 #include "moxie/core/base/view.h"
 #include "moxie/core/format/bf16.h"
+#include "moxie/core/swiglu/row_weights.h"
 
 namespace moxie {
 
 struct SwigluArgs {
   ConstFloatView h;  // [R, 2F]
   FloatView a;       // [R, F]; the format of h
+  std::optional<RowWeights> weights = std::nullopt;
 };
 void swiglu(const SwigluArgs& args, const Exec& exec);
 
@@ -20,6 +25,7 @@ struct SwigluBackwardArgs {
   ConstFloatView da;  // [R, F]
   ConstFloatView h;   // [R, 2F]
   FloatView dh;       // [R, 2F]
+  std::optional<WeightGradient> weights = std::nullopt;
 };
 void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec);
 

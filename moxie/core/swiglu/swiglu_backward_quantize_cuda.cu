@@ -1,6 +1,7 @@
 #include "moxie/core/quantize/quantize_kernel.cuh"
 #include "moxie/core/swiglu/backends.h"
 #include "moxie/core/swiglu/swiglu_source.cuh"
+#include "moxie/core/swiglu/weight_gradient.cuh"
 
 namespace moxie::cuda {
 
@@ -11,21 +12,25 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Pane
   const auto start = [&](const auto& source) {
     launch_quantize(kOp, args.forms, panels, source, stream);
   };
-  if (args.h.format == Format::kF32) {
-    start(SwigluBackwardElements<float>{{},
-                                        static_cast<const float*>(args.da.data),
-                                        static_cast<const float*>(args.h.data),
-                                        width});
-    return;
-  }
+  const WeightParams of = weight_params(args.weights);
+  const auto start_elements = [&]<class T>(const T* da, const T* h) {
+    start(SwigluBackwardElements<T>{{}, da, h, width, of, 0});
+    if (args.weights) weight_gradient(kOp, *args.weights, args.da, args.h, stream);
+  };
+  if (args.h.format == Format::kF32)
+    return start_elements(static_cast<const float*>(args.da.data),
+                          static_cast<const float*>(args.h.data));
   const auto *da = static_cast<const bf16*>(args.da.data),
              *h = static_cast<const bf16*>(args.h.data);
-  if (width % kTileCols == 0 && are_rows_aligned(da, width, kFragment) &&
-      are_rows_aligned(h, width, kFragment) && are_forms_aligned(args.forms) &&
-      fits_here<SwigluBackwardSource>(kOp))
-    start(SwigluBackwardSource{da, h, width});
-  else
-    start(SwigluBackwardElements<bf16>{{}, da, h, width});
+  const bool tiled = width % kTileCols == 0 && are_rows_aligned(da, width, kFragment) &&
+                     are_rows_aligned(h, width, kFragment) && are_forms_aligned(args.forms);
+  if (!tiled || !fits_here<SwigluBackwardSource<Weighting::kByRow>>(kOp))
+    return start_elements(da, h);
+  if (!args.weights)
+    return start(SwigluBackwardSource<Weighting::kNone>{.da = da, .h = h, .width = width});
+  start(SwigluBackwardSource<Weighting::kByRow>{
+      .da = da, .h = h, .width = width, .of = of, .tile_sums = args.weights->workspace.data});
+  sum_weight_tiles(kOp, *args.weights, stream);
 }
 
 }  // namespace moxie::cuda

@@ -12,25 +12,62 @@ namespace {
 // Rows per range of work: 16k elements, below which waking a thread costs more than it saves.
 int64_t grain_of(int64_t width) { return max<int64_t>(1, (16 << 10) / max<int64_t>(width, 1)); }
 
+float weight_of(const RowWeights* of, int64_t row) {
+  return of ? of->weights.data[of->slot_of.data[row]] : 1.f;
+}
+
+const RowWeights* pointer_to(const std::optional<RowWeights>& weights) {
+  return weights ? &*weights : nullptr;
+}
+const RowWeights* pointer_to(const std::optional<WeightGradient>& weights) {
+  return weights ? &weights->of : nullptr;
+}
+
+// The weights of a tile's rows.
+struct TileWeights {
+  float data[kTileRows];
+
+  TileWeights(const RowWeights* of, const PanelSpan& tile) {
+    for (int r = 0; r < tile.span.rows; ++r)
+      data[r] = weight_of(of, tile.panel->begin + tile.span.row + r);
+  }
+};
+
 template <class T>
 void swiglu_as(const SwigluArgs& args, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu", exec, MOXIE_EACH_ISA(swiglu_rows<T>));
+  const auto kernel = pick_isa("swiglu", exec, MOXIE_EACH_ISA(swiglu_row<T>));
   const int64_t width = args.a.dim(1);
   parallel_for(exec, args.a.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
-    kernel(static_cast<const T*>(args.h.data) + begin * 2 * width,
-           static_cast<T*>(args.a.data) + begin * width, end - begin, width);
+    for (int64_t r = begin; r < end; ++r)
+      kernel(static_cast<const T*>(args.h.data) + r * 2 * width, width,
+             weight_of(pointer_to(args.weights), r), static_cast<T*>(args.a.data) + r * width);
+  });
+}
+
+template <class T>
+void weight_gradient_as(const WeightGradient& to, const ConstFloatView& da, const ConstFloatView& h,
+                        const Exec& exec) {
+  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(weight_gradient<T>));
+  const int64_t width = da.dim(1);
+  parallel_for(exec, da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; ++r)
+      to.dweights.data[to.of.slot_of.data[r]] =
+          kernel(static_cast<const T*>(da.data) + r * width,
+                 static_cast<const T*>(h.data) + r * 2 * width, width);
   });
 }
 
 template <class T>
 void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(swiglu_backward_rows<T>));
+  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(swiglu_backward_row<T>));
   const int64_t width = args.da.dim(1);
   parallel_for(exec, args.da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
-    kernel(static_cast<const T*>(args.da.data) + begin * width,
-           static_cast<const T*>(args.h.data) + begin * 2 * width,
-           static_cast<T*>(args.dh.data) + begin * 2 * width, end - begin, width);
+    for (int64_t r = begin; r < end; ++r)
+      kernel(static_cast<const T*>(args.da.data) + r * width,
+             static_cast<const T*>(args.h.data) + r * 2 * width, width,
+             weight_of(pointer_to(args.weights), r), static_cast<T*>(args.dh.data) + r * 2 * width);
   });
+  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, exec);
 }
 
 template <class T>
@@ -40,8 +77,9 @@ void swiglu_quantize_as(const SwigluQuantizeArgs& args, const Panels& panels, co
   quantize_tiles<ValueScratch<T>>(
       args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
       [&](const PanelSpan& tile, const PanelSpan*, const Targets& to, ValueScratch<T>& scratch) {
-        kernel(static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width, tile.span,
-               args.forms.rule, to, scratch);
+        const TileWeights weights(pointer_to(args.weights), tile);
+        kernel(static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width,
+               weights.data, tile.span, args.forms.rule, to, scratch);
       });
 }
 
@@ -54,10 +92,12 @@ void swiglu_backward_quantize_as(const SwigluBackwardQuantizeArgs& args, const P
   quantize_tiles<ValueScratch<T>>(
       args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
       [&](const PanelSpan& tile, const PanelSpan*, const Targets& to, ValueScratch<T>& scratch) {
+        const TileWeights weights(pointer_to(args.weights), tile);
         kernel(static_cast<const T*>(args.da.data) + tile.panel->begin * width,
-               static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width, tile.span,
-               args.forms.rule, to, scratch);
+               static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width,
+               weights.data, tile.span, args.forms.rule, to, scratch);
       });
+  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, exec);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 #include "moxie/core/swiglu/backends.h"
-#include "moxie/core/swiglu/swiglu.cuh"
+#include "moxie/core/swiglu/weight_gradient.cuh"
+#include "moxie/core/swiglu/weights.cuh"
 #include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
@@ -13,6 +14,7 @@ struct SwigluParams {
   int64_t width;
   int64_t chunks;  // of eight elements, in a row of a
   int64_t count;   // of chunks
+  WeightParams of;
 };
 
 // A thread has several chunks, a CTA's width apart: their loads are on the way together.
@@ -59,20 +61,26 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
     if constexpr (kBackward) {
       T* const to = p.out + at.row * 2 * p.width + at.col;
       RowWords<T> dgate, dup;
-      swiglu_backward_row<T>(da[i], gate[i], up[i], dgate, dup);
+      if (p.of.weights && left > 0)
+        swiglu_backward_row<T>(da[i], gate[i], up[i], p.of.weight(at.row), dgate, dup);
+      else
+        swiglu_backward_row<T>(da[i], gate[i], up[i], dgate, dup);
       store_row<kAligned>(to, left, dgate);
       store_row<kAligned>(to + p.width, left, dup);
     } else {
       RowWords<T> a;
-      swiglu_row<T>(gate[i], up[i], a);
+      if (p.of.weights && left > 0)
+        swiglu_row<T>(gate[i], up[i], p.of.weight(at.row), a);
+      else
+        swiglu_row<T>(gate[i], up[i], a);
       store_row<kAligned>(p.out + at.row * p.width + at.col, left, a);
     }
   }
 }
 
 template <bool kBackward>
-void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void* out,
-                   void* stream) {
+void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, const WeightParams& of,
+                   void* out, void* stream) {
   const int64_t width = h.dim(1) / 2, chunks = ceil_div<int64_t>(width, kFragment);
   with_format(h.format, [&]<class T>() {
     const SwigluParams<T> params{.da = static_cast<const T*>(da),
@@ -80,7 +88,8 @@ void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void
                                  .out = static_cast<T*>(out),
                                  .width = width,
                                  .chunks = chunks,
-                                 .count = h.dim(0) * chunks};
+                                 .count = h.dim(0) * chunks,
+                                 .of = of};
     const bool aligned = are_rows_aligned(params.h, width, kFragment) &&
                          are_rows_aligned(params.out, width, kFragment) &&
                          are_rows_aligned(params.da, width, kFragment);
@@ -95,11 +104,13 @@ void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, void
 }  // namespace
 
 void swiglu(const SwigluArgs& args, void* stream) {
-  launch_swiglu<false>("swiglu", args.h, nullptr, args.a.data, stream);
+  launch_swiglu<false>("swiglu", args.h, nullptr, weight_params(args.weights), args.a.data, stream);
 }
 
 void swiglu_backward(const SwigluBackwardArgs& args, void* stream) {
-  launch_swiglu<true>("swiglu_backward", args.h, args.da.data, args.dh.data, stream);
+  constexpr const char* kOp = "swiglu_backward";
+  launch_swiglu<true>(kOp, args.h, args.da.data, weight_params(args.weights), args.dh.data, stream);
+  if (args.weights) weight_gradient(kOp, *args.weights, args.da, args.h, stream);
 }
 
 }  // namespace moxie::cuda

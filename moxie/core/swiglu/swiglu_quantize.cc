@@ -18,6 +18,7 @@ Shape check_h(const char* op, const ConstFloatView& h) {
 void swiglu_quantize(const SwigluQuantizeArgs& args, const Exec& exec) {
   constexpr const char* kOp = "swiglu_quantize";
   const Panels panels = check_forms(kOp, check_h(kOp, args.h), args.forms, exec.backend);
+  check_weights(kOp, args.weights, args.h.dim(0), exec.backend);
   dispatch(
       kOp, exec, [&] { ref::swiglu_quantize(args); },
       [&] { cpu::swiglu_quantize(args, panels, exec); },
@@ -30,6 +31,7 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec
   MOXIE_CHECK(args.da.format == args.h.format, kOp, ": da must be ", name(args.h.format),
               " as h, got ", name(args.da.format));
   const Panels panels = check_forms(kOp, args.h.shape, args.forms, exec.backend);
+  check_weights(kOp, args.weights, args.da.shape, exec.backend);
   dispatch(
       kOp, exec, [&] { ref::swiglu_backward_quantize(args); },
       [&] { cpu::swiglu_backward_quantize(args, panels, exec); },

@@ -4,12 +4,14 @@
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"
+#include "moxie/core/swiglu/row_weights.h"
 
 namespace moxie {
 
 struct SwigluQuantizeArgs {
   ConstFloatView h;     // [R, 2F]
   QuantizeForms forms;  // of a [R, F]
+  std::optional<RowWeights> weights = std::nullopt;
 };
 void swiglu_quantize(const SwigluQuantizeArgs& args, const Exec& exec);
 
@@ -17,6 +19,7 @@ struct SwigluBackwardQuantizeArgs {
   ConstFloatView da;    // [R, F]
   ConstFloatView h;     // [R, 2F], as da
   QuantizeForms forms;  // of dh [R, 2F]
+  std::optional<WeightGradient> weights = std::nullopt;
 };
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec& exec);
 

@@ -11,13 +11,14 @@ const Exec kRef{.backend = Backend::kRef};
 
 void swiglu_quantize(const SwigluQuantizeArgs& args) {
   const Values a(args.h.format, {args.h.dim(0), args.h.dim(1) / 2});
-  moxie::swiglu({.h = args.h, .a = a.view}, kRef);
+  moxie::swiglu({.h = args.h, .a = a.view, .weights = args.weights}, kRef);
   moxie::quantize(args_of(a.in(), args.forms), kRef);
 }
 
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args) {
   const Values dh(args.h.format, args.h.shape);
-  moxie::swiglu_backward({.da = args.da, .h = args.h, .dh = dh.view}, kRef);
+  moxie::swiglu_backward({.da = args.da, .h = args.h, .dh = dh.view, .weights = args.weights},
+                         kRef);
   moxie::quantize(args_of(dh.in(), args.forms), kRef);
 }
 

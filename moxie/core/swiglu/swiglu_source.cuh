@@ -1,26 +1,41 @@
 // Fragments of SwiGLU's results, computed on the way in: sources for the quantizer.
 #pragma once
 
-#include "moxie/core/swiglu/swiglu.cuh"
+#include "moxie/core/swiglu/weights.cuh"
 #include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 
 // a [R, F] from h [R, 2F].
-template <class T, bool kIsAligned>
+template <class T, bool kIsAligned, Weighting kWeighting>
 struct SwigluSource : OneTile {
   using Element = T;
+  using Shared = std::conditional_t<kWeighting == Weighting::kByRow, TileWeights, Nothing>;
   static constexpr bool kAligned = kIsAligned;
   static constexpr int kCtas = 2;
   static constexpr int64_t kLongestRun = 2;
   static constexpr bool kStaged = kAligned && sizeof(T) == 2;
   const T* h;
   int64_t width;  // F
+  WeightParams of;
+  const Shared* shared;
 
-  __device__ SwigluSource at_rows(const Panels&, const RowTile& at, Shared&) const {
+  __device__ SwigluSource at_rows(const Panels&, const RowTile& at, Shared& own) const {
     SwigluSource source = *this;
     source.h += at.panel.begin * 2 * width;
+    if constexpr (kWeighting == Weighting::kByRow) {
+      own.load(of, at);
+      source.shared = &own;
+    }
     return source;
+  }
+  // Row i of the fragment.
+  __device__ void multiply(int i, const RowWords<T>& gate, const RowWords<T>& up,
+                           RowWords<T>& a) const {
+    if constexpr (kWeighting == Weighting::kByRow)
+      swiglu_row<T>(gate, up, shared->weight[fragment_row() + i], a);
+    else
+      swiglu_row<T>(gate, up, a);
   }
   __device__ const T* first(const TileSpan& span) const {
     return h + (span.row + fragment_row()) * 2 * width + span.col + fragment_col();
@@ -33,7 +48,7 @@ struct SwigluSource : OneTile {
       RowWords<T> gate, up;
       load_row<kAligned>(from, count, gate);
       load_row<kAligned>(from + width, count, up);
-      swiglu_row<T>(gate, up, fragments[0].word[i]);
+      multiply(i, gate, up, fragments[0].word[i]);
     }
   }
 
@@ -48,23 +63,26 @@ struct SwigluSource : OneTile {
     }
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held&,
-                                 Fragment<T> (&fragments)[kParts]) {
+  __device__ void unstage(const TileSpan&, const Stage& stage, const Held&,
+                          Fragment<T> (&fragments)[kParts]) const {
     __pipeline_wait_prior(0);
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
       RowWords<T> gate, up;
       staged_piece(stage[0][i], gate), staged_piece(stage[1][i], up);
-      swiglu_row<T>(gate, up, fragments[0].word[i]);
+      multiply(i, gate, up, fragments[0].word[i]);
     }
   }
 };
 
 // dh [R, 2F] from da [R, F] and h. The gradients of gate and up come from the same elements, so a
-// load brings a tile of each. Only where F is a number of whole tiles.
+// load brings a tile of each. Only where F is a number of whole tiles. With weights, the sums of
+// their gradient over this tile are left in tile_sums.
+template <Weighting kWeighting>
 struct SwigluBackwardSource {
+  static constexpr bool kWeighted = kWeighting == Weighting::kByRow;
   using Element = bf16;
-  using Shared = Nothing;
+  using Shared = std::conditional_t<kWeighted, TileWeights, Nothing>;
   static constexpr int kParts = 2;
   static constexpr bool kAligned = true;
   static constexpr bool kStaged = true;
@@ -73,10 +91,41 @@ struct SwigluBackwardSource {
   static constexpr int64_t kLongestRun = 2;
   const bf16 *da, *h;
   int64_t width;  // F
+  WeightParams of = {};
+  float* tile_sums = nullptr;  // [R, F / 128]
+  const Shared* shared = nullptr;
 
   __device__ int64_t part_cols() const { return width; }
-  __device__ SwigluBackwardSource at_rows(const Panels&, const RowTile& at, Shared&) const {
-    return {da + at.panel.begin * width, h + at.panel.begin * 2 * width, width};
+  __device__ SwigluBackwardSource at_rows(const Panels&, const RowTile& at, Shared& own) const {
+    SwigluBackwardSource source = *this;
+    source.da += at.panel.begin * width;
+    source.h += at.panel.begin * 2 * width;
+    if constexpr (kWeighted) {
+      own.load(of, at);
+      source.shared = &own;
+      source.tile_sums += at.panel.begin * (width / kTileCols);
+    }
+    return source;
+  }
+  // Row i of the fragment; its piece of the weight's gradient goes to piece[i].
+  __device__ void multiply(int i, const RowWords<bf16>& d, const RowWords<bf16>& gate,
+                           const RowWords<bf16>& up, Fragment<bf16> (&fragments)[kParts],
+                           float (&piece)[kFragment]) const {
+    if constexpr (kWeighted) {
+      piece[i] = dot_piece<bf16>(d, gate, up);
+      swiglu_backward_row<bf16>(d, gate, up, shared->weight[fragment_row() + i],
+                                fragments[0].word[i], fragments[1].word[i]);
+    } else {
+      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
+    }
+  }
+  __device__ void store_sums(const TileSpan& span, const float (&piece)[kFragment]) const {
+    if constexpr (kWeighted) {
+      const float sum = sum_pieces(piece);
+      const int row = fragment_row() + row_of_sum();
+      if (lane_index() % 2 == 0 && row < span.rows)
+        tile_sums[(span.row + row) * (width / kTileCols) + span.col / kTileCols] = sum;
+    }
   }
   __device__ int64_t first(const TileSpan& span) const { return span.row + fragment_row(); }
   __device__ int64_t col(const TileSpan& span) const { return span.col + fragment_col(); }
@@ -84,6 +133,7 @@ struct SwigluBackwardSource {
   __device__ void load(const TileSpan& span, Fragment<bf16> (&fragments)[kParts]) const {
     const bf16* from = h + first(span) * 2 * width + col(span);
     const bf16* grad = da + first(span) * width + col(span);
+    float piece[kFragment];
 #pragma unroll
     for (int i = 0; i < kFragment; ++i, from += 2 * width, grad += width) {
       const int count = fragment_row() + i < span.rows ? kFragment : 0;
@@ -91,8 +141,9 @@ struct SwigluBackwardSource {
       load_row<true>(grad, count, d);
       load_row<true>(from, count, gate);
       load_row<true>(from + width, count, up);
-      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
+      multiply(i, d, gate, up, fragments, piece);
     }
+    store_sums(span, piece);
   }
 
   // Two CTAs fill shared memory with gate, up and most rows of da. The registers of dgate are free
@@ -119,9 +170,10 @@ struct SwigluBackwardSource {
     }
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held& held,
-                                 Fragment<bf16> (&fragments)[kParts]) {
+  __device__ void unstage(const TileSpan& span, const Stage& stage, const Held& held,
+                          Fragment<bf16> (&fragments)[kParts]) const {
     __pipeline_wait_prior(0);
+    float piece[kFragment];
 #pragma unroll
     for (int i = 0; i < kFragment; ++i) {
       RowWords<bf16> d, gate, up;
@@ -132,8 +184,9 @@ struct SwigluBackwardSource {
 #pragma unroll
         for (int k = 0; k < kFragment / 2; ++k) d[k] = held[i - kStagedGrads][k];
       }
-      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
+      multiply(i, d, gate, up, fragments, piece);
     }
+    store_sums(span, piece);
   }
 };
 
@@ -147,11 +200,14 @@ struct SwigluBackwardElements : OneTile {
   static constexpr int64_t kLongestRun = 2;
   const T *da, *h;
   int64_t width;  // F
+  WeightParams of;
+  int64_t begin;  // the panel's first row
 
   __device__ SwigluBackwardElements at_rows(const Panels&, const RowTile& at, Shared&) const {
     SwigluBackwardElements source = *this;
     source.da += at.panel.begin * width;
     source.h += at.panel.begin * 2 * width;
+    source.begin = at.panel.begin;
     return source;
   }
   __device__ static float value(const T* from) {
@@ -173,6 +229,7 @@ struct SwigluBackwardElements : OneTile {
         const SwigluGrads grads =
             swiglu_grads<T>(value(da + row * width + f), value(gate), value(gate + width));
         x[j] = col < width ? grads.gate : grads.up;
+        if (of.weights) x[j] = __fmul_rn(of.weight(begin + row), x[j]);
       }
 #pragma unroll
       for (int k = 0; k < kFragment; ++k)  // registers have no run-time index

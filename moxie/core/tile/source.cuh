@@ -129,7 +129,7 @@ struct FloatSource : OneTile {
       stage_piece(stage[i], from, row + i < span.rows && fragment_col() < span.cols);
     __pipeline_commit();
   }
-  __device__ static void unstage(const Stage& stage, const Held&,
+  __device__ static void unstage(const TileSpan&, const Stage& stage, const Held&,
                                  Fragment<T> (&fragments)[kParts]) {
     __pipeline_wait_prior(0);
 #pragma unroll

@@ -3,6 +3,7 @@
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
+#include "moxie/torch/autograd/expert_mlp.h"
 #include "moxie/torch/autograd/node.h"
 #include "moxie/torch/mx_tensor.h"
 #include "moxie/torch/recipe.h"
@@ -61,26 +62,41 @@ Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor
 // A token's rows are added up in the dtype that x had before: where they are permuted, the node
 // casts.
 template <c10::DeviceType kDevice>
+Tensor cast_unless_permuted(const Tensor& x, ExpertMlpOptions& options) {
+  if (!options.slot_of) return cast<kDevice>(x);
+  if (x.scalar_type() != at::kDouble) options.x_dtype = at::autocast::get_autocast_dtype(kDevice);
+  return x;
+}
+
+template <c10::DeviceType kDevice>
 Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            const OptionalTensor& offs, std::string_view recipe,
                            OptionalTensors quantized_w13, OptionalTensors quantized_w2,
                            const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
                            const OptionalTensor& slot_of, const OptionalTensor& row_of,
-                           int64_t top_k, std::optional<at::ScalarType> x_dtype) {
+                           int64_t top_k, const OptionalTensor& weights, std::string_view keep,
+                           std::optional<at::ScalarType> x_dtype) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
-  ExpertMlpOptions options{.offs = offs,
-                           .recipe = recipe,
-                           .quantized_w13 = quantized_w13,
-                           .quantized_w2 = quantized_w2,
-                           .main_grad13 = main_grad13,
-                           .main_grad2 = main_grad2,
-                           .slot_of = slot_of,
-                           .row_of = row_of,
-                           .top_k = top_k,
-                           .x_dtype = x_dtype};
-  if (!slot_of) return ops::expert_mlp(cast<kDevice>(x), w13, w2, options);
-  if (x.scalar_type() != at::kDouble) options.x_dtype = at::autocast::get_autocast_dtype(kDevice);
-  return ops::expert_mlp(x, w13, w2, options);
+  ExpertMlpOptions options =
+      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
+                      row_of, top_k, weights, keep, x_dtype);
+  return ops::expert_mlp(cast_unless_permuted<kDevice>(x, options), w13, w2, options);
+}
+
+template <c10::DeviceType kDevice>
+Tensor expert_mlp_stats_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                                 const Tensor& stats, const OptionalTensor& offs,
+                                 std::string_view recipe, OptionalTensors quantized_w13,
+                                 OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
+                                 const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
+                                 const OptionalTensor& row_of, int64_t top_k,
+                                 const OptionalTensor& weights, std::string_view keep,
+                                 std::optional<at::ScalarType> x_dtype) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  ExpertMlpOptions options =
+      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
+                      row_of, top_k, weights, keep, x_dtype);
+  return ops::expert_mlp_stats(cast_unless_permuted<kDevice>(x, options), w13, w2, stats, options);
 }
 
 }  // namespace
@@ -90,12 +106,14 @@ TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
   m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CPU>));
   m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
+  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CPU>));
 }
 TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
   m.impl("grouped_mm.mx", TORCH_FN(grouped_mm_mx_autocast<c10::DeviceType::CUDA>));
   m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
+  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CUDA>));
 }
 
 }  // namespace moxie::ops

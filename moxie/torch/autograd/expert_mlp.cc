@@ -1,259 +1,305 @@
 // expert_mlp: w13, SwiGLU and w2 as one node, so that what lies between them can stay in FP8, and
-// so can the rows of tokens that are yet to be permuted. In plain form: the same ops as the chain
-// permute, grouped_mm, swiglu, grouped_mm, and the same bytes.
-#include <torch/library.h>
+// so can the rows of tokens that are yet to be permuted; with routing weights also the weighted sum
+// of each token's rows. Between forward and backward it keeps x, which is there anyway, and h: the
+// operands of wgrad are made again from them, and the gradient of a routing weight is <da, a>,
+// which needs no y. Backward gives back what it has used as it goes.
+#include "moxie/torch/autograd/expert_mlp.h"
 
-#include "moxie/torch/autograd/linear.h"
-#include "moxie/torch/ops.h"
+#include <torch/library.h>
 
 namespace moxie::ops {
 namespace {
 
+using mlp::Call;
+using mlp::Keep;
+using mlp::kOp;
+using mlp::Needs;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kOp = "expert_mlp";
-
 // Positions of the arguments of apply(), which the gradients follow.
-enum Argument : size_t { kX, kW13, kW2, kMainGrad13, kMainGrad2, kCall, kArguments };
-// Of what is saved; that of the two linears follows.
-enum Saved : size_t { kOffs, kH, kSlotOf, kRowOf, kLinears };
-
-struct Call {
-  MlpPlan plan;
-  const ExpertMlpOptions& options;
-
-  Permutation permutation() const { return {options.slot_of, options.row_of, options.top_k}; }
+enum Argument : size_t {
+  kX,
+  kW13,
+  kW2,
+  kWeights,
+  kMainGrad13,
+  kMainGrad2,
+  kCall,
+  kNeeds,
+  kArguments
 };
+enum Saved : size_t {
+  kSavedOffs,
+  kSavedX,
+  kSavedH,
+  kSavedHScale,
+  kSavedSlotOf,
+  kSavedRowOf,
+  kSavedWeights,
+  kSavedW13,
+  kSavedW13Scale,
+  kSavedW2,
+  kSavedW2Scale,
+  kSavedCount
+};
+
+// h in FP8: blocks along a row, whatever those of the recipe.
+constexpr Block kHBlock{1, 128};
+constexpr QuantizeSpec kHSpec{.rowwise = kHBlock};
+constexpr TokenScaleSpec kHScaleSpec{.block = kHBlock, .layout = ScaleLayout::kPlain};
 
 struct Steps {
   LinearStep up, down;  // w13 and w2
+  Tensor y;             // rows, or with weights tokens
 };
 
-LinearStep run_up(const Tensor& x, const Tensor& w13, const Call& call) {
-  const Plan& plan = call.plan.up;
-  const ExpertMlpOptions& options = call.options;
-  const auto args = [&](const Tensor& from) -> LinearArgs {
-    return {.x = from, .w = w13, .offs = options.offs, .quantized_w = options.quantized_w13};
-  };
-  if (!options.slot_of) return linear_forward(plan, args(x));
-  const Need need = need_of_x(plan);
-  if (!fuses(plan, need)) {
-    const Tensor rows = permute(x, *options.slot_of, *options.row_of, options.top_k);
-    return linear_forward(plan, args(rows));
-  }
-  const QuantizedForms forms = quantize_permuted(plan, x, call.permutation(), options.offs, need);
-  LinearArgs of_tokens = args(x);
-  of_tokens.forms = &forms;
-  return linear_forward(plan, of_tokens);
-}
-
-LinearStep run_down(const Tensor& h, const Tensor& w2, const Call& call) {
-  const Plan& plan = call.plan.down;
-  const ExpertMlpOptions& options = call.options;
-  const auto args = [&](const Tensor& from) -> LinearArgs {
-    return {.x = from, .w = w2, .offs = options.offs, .quantized_w = options.quantized_w2};
-  };
-  const Need need = need_of_x(plan);
-  if (!fuses(plan, need)) {
-    const Tensor a = swiglu(h);
-    return linear_forward(plan, args(a));
-  }
-  const QuantizedForms forms = quantize_swiglu(plan, h, options.offs, need);
-  LinearArgs of_h = args(h);
-  of_h.forms = &forms;
-  return linear_forward(plan, of_h);
-}
-
 Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Call& call) {
+  const ExpertMlpOptions& options = call.options;
+  const auto& [up, down] = call.plan;
+  const Tensor tokens = x.to(call.rows_dtype(x));
   Steps steps;
-  steps.up = run_up(x.to(call.options.x_dtype.value_or(x.scalar_type())), w13, call);
-  steps.down = run_down(steps.up.y, w2, call);
+  {
+    const QuantizedForms forms =
+        quantize_permuted({up, options.offs, Role::kX, Need::kRowwise}, tokens, call.permutation());
+    steps.up = linear_forward(up, {.x = tokens,
+                                   .w = w13,
+                                   .offs = options.offs,
+                                   .quantized_w = options.quantized_w13,
+                                   .forms = &forms});
+  }
+  const Tensor& h = steps.up.y;
+  {
+    const QuantizedForms forms =
+        quantize_swiglu({down, options.offs, Role::kX, Need::kRowwise}, h, {});
+    steps.down = linear_forward(down, {.x = h,
+                                       .w = w2,
+                                       .offs = options.offs,
+                                       .quantized_w = options.quantized_w2,
+                                       .forms = &forms});
+  }
+  if (call.stats) mlp::add_forward_stats(*call.stats, {tokens, h, w13, w2}, call);
+  steps.y = std::move(steps.down.y);
+  if (options.weights)
+    steps.y = unpermute(steps.y, *options.slot_of, *options.row_of, x.sym_size(0), options.weights);
   return steps;
+}
+
+// What backward reads, in the order of Saved.
+variable_list saved_of(const Tensor& x, const Steps& steps, const Call& call, const Needs& needs) {
+  const ExpertMlpOptions& options = call.options;
+  variable_list saved(kSavedCount);
+  saved[kSavedOffs] = options.offs.value_or(Tensor());
+  if (needs.w13) saved[kSavedX] = x;
+  const Tensor& h = steps.up.y;
+  if (call.keep == Keep::kH) {
+    saved[kSavedH] = h;
+  } else {
+    const auto made = packed::quantize(h, {}, pack(kHSpec));
+    saved[kSavedH] = made[0];
+    saved[kSavedHScale] = made[1];
+  }
+  if (options.slot_of) {
+    saved[kSavedSlotOf] = *options.slot_of;
+    saved[kSavedRowOf] = *options.row_of;
+  }
+  if (options.weights) saved[kSavedWeights] = *options.weights;
+  const auto keep = [&](const Quantized& w_t, size_t at) {
+    saved[at] = w_t.data;
+    saved[at + 1] = w_t.scale.value_or(Tensor());
+  };
+  keep(steps.up.saved.w_t, kSavedW13);
+  keep(steps.down.saved.w_t, kSavedW2);
+  return saved;
+}
+
+// One tensor of the list, with its scale.
+Quantized take(variable_list& saved, size_t at) {
+  const OptionalTensor scale = defined(saved[at + 1]);
+  return {std::move(saved[at]), scale};
+}
+
+Tensor take_h(variable_list& saved, at::ScalarType dtype) {
+  if (!saved[kSavedHScale].defined()) return std::move(saved[kSavedH]);
+  const Tensor h =
+      packed::dequantize_tokens(saved[kSavedH], saved[kSavedHScale], pack(kHScaleSpec)).to(dtype);
+  release_saved(saved[kSavedH]);
+  return h;
 }
 
 struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w13, const Tensor& w2,
-                        const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
-                        const Call* call) {
+                        const OptionalTensor& /*weights*/, const OptionalTensor& main_grad13,
+                        const OptionalTensor& main_grad2, const Call* call, const Needs* needs) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Steps steps = run_forward(x, w13, w2, *call);
     const ExpertMlpOptions& options = call->options;
-    variable_list saved(kLinears);
-    saved[kOffs] = options.offs.value_or(Tensor());
-    if (call->plan.down.keeps_w_t) saved[kH] = steps.up.y;  // where there is a dh
-    if (call->plan.up.keeps_w_t && options.slot_of) {
-      saved[kSlotOf] = *options.slot_of;
-      saved[kRowOf] = *options.row_of;
-    }
-    pack_saved(saved, steps.up.saved);
-    pack_saved(saved, steps.down.saved);
-    ctx->save_for_backward(saved);
     auto& data = ctx->saved_data;
+    if (needs->any()) ctx->save_for_backward(saved_of(x, steps, *call, *needs));
     // Not as saved variables: they are written between forward and backward, and hooks may copy
     // those.
     if (main_grad13) data["main_grad13"] = *main_grad13;
     if (main_grad2) data["main_grad2"] = *main_grad2;
+    if (call->stats) {
+      data["stats"] = *call->stats;
+      data["recipe"] = std::string(options.recipe);
+    }
     data["plan13"] = pack(call->plan.up);
     data["plan2"] = pack(call->plan.down);
+    data["top_k"] = options.top_k;
     data["num_tokens"] = x.sym_size(0);
     data["x_dtype"] = x.scalar_type();
-    data["rows_dtype"] = options.x_dtype.value_or(x.scalar_type());
+    data["rows_dtype"] = call->rows_dtype(x);
     data["h_dtype"] = steps.up.y.scalar_type();
+    data["y_dtype"] = steps.y.scalar_type();
     data["w13_dtype"] = w13.scalar_type();
     data["w2_dtype"] = w2.scalar_type();
-    return steps.down.y;
+    return steps.y;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(kArguments);
-    const Tensor& dy = grads[0];
-    if (!dy.defined()) return out;
-    const variable_list saved = saved_for_backward(ctx, kOp);
+    if (!grads[0].defined()) return out;
+    variable_list saved = saved_for_backward(ctx, kOp);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const OptionalTensor offs = defined(saved[kOffs]);
-    const Tensor& h = saved[kH];
     auto& data = ctx->saved_data;
+    const auto dtype_of = [&](const char* name) { return data[name].toScalarType(); };
+    const Tensor dy = grads[0].to(dtype_of("y_dtype"));
     const Plan plan13 = unpack<Plan>(data["plan13"].toInt(), kOp);
     const Plan plan2 = unpack<Plan>(data["plan2"].toInt(), kOp);
-    const bool needs_dx = ctx->needs_input_grad(kX), needs_dw13 = ctx->needs_input_grad(kW13);
-    const LinearSaved up = unpack_saved(saved, kLinears),
-                      down = unpack_saved(saved, kLinears + kLinearSavedCount);
-    const LinearGrads below = linear_backward(plan2, {.dy = dy,
-                                                      .saved = down,
-                                                      .offs = offs,
-                                                      .main_grad = find_tensor(data, "main_grad2"),
-                                                      .x_dtype = data["h_dtype"].toScalarType(),
-                                                      .w_dtype = data["w2_dtype"].toScalarType(),
-                                                      .needs_dx = needs_dx || needs_dw13,
-                                                      .needs_dw = ctx->needs_input_grad(kW2)});
-    out[kW2] = below.dw;
-    if (!needs_dx && !needs_dw13) return out;
-    Tensor dh = h;
-    std::optional<QuantizedForms> forms;
-    if (needs_dx && needs_dw13 && fuses(plan2, Need::kBoth))
-      forms = quantize_swiglu_backward(plan13, below.dx, h, offs);
-    else
-      dh = swiglu_backward(below.dx, h);
-    const LinearGrads above =
-        linear_backward(plan13, {.dy = dh,
-                                 .saved = up,
-                                 .offs = offs,
-                                 .main_grad = find_tensor(data, "main_grad13"),
-                                 .x_dtype = data["rows_dtype"].toScalarType(),
-                                 .w_dtype = data["w13_dtype"].toScalarType(),
-                                 .needs_dx = needs_dx,
-                                 .needs_dw = needs_dw13,
-                                 .forms = forms ? &*forms : nullptr});
-    out[kW13] = above.dw;
-    if (!needs_dx) return out;
-    out[kX] = above.dx.to(data["x_dtype"].toScalarType());
-    if (saved[kSlotOf].defined())
-      out[kX] = unpermute(out[kX], saved[kSlotOf], saved[kRowOf], data["num_tokens"].toSymInt());
+    const OptionalTensor offs = defined(saved[kSavedOffs]);
+    const Permutation permutation{defined(saved[kSavedSlotOf]), defined(saved[kSavedRowOf]),
+                                  data["top_k"].toInt()};
+    const OptionalTensor weights = defined(saved[kSavedWeights]);
+    // With weights, dy is of tokens.
+    const Permutation of_dy = weights ? permutation : Permutation{};
+    const RoutingWeights by_row{weights, weights ? permutation.slot_of : std::nullopt};
+    const Needs needs{.x = ctx->needs_input_grad(kX),
+                      .w13 = ctx->needs_input_grad(kW13),
+                      .w2 = ctx->needs_input_grad(kW2),
+                      .weights = weights && ctx->needs_input_grad(kWeights)};
+    if (!needs.any()) return out;
+
+    QuantizedForms dy_forms =
+        quantize_permuted({plan2, offs, Role::kDy, need_of_dy(needs.da(), needs.w2)}, dy, of_dy);
+    Tensor da;
+    if (needs.da()) {
+      Quantized w2_t = take(saved, kSavedW2);
+      da = linear_dgrad(plan2, dy_forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
+      dy_forms.rowwise = {};
+      release_saved(w2_t.data);
+    }
+    Tensor h = take_h(saved, dtype_of("h_dtype"));
+    const c10::SymInt rows = h.sym_size(0);
+    if (const OptionalTensor stats = find_tensor(data, "stats"))
+      mlp::add_backward_stats(*stats,
+                              {dy, da, h, of_dy, by_row, offs, data["recipe"].toStringRef()});
+    QuantizedForms a;
+    if (needs.w2) a = quantize_swiglu({plan2, offs, Role::kX, Need::kColwise}, h, by_row);
+    SwigluGrads of_h;
+    if (needs.da())
+      of_h = quantize_swiglu_backward(
+          {plan13, offs, Role::kDy, need_of_dy(needs.x, needs.w13 || !needs.x)}, da, h, by_row);
+    if (needs.weights) out[kWeights] = of_h.dweights;
+    da.reset();
+    release_saved(h);
+    if (needs.w2)
+      out[kW2] = linear_wgrad(plan2, {.dy_t = dy_forms.colwise,
+                                      .x_t = a.colwise,
+                                      .rows = rows,
+                                      .offs = offs,
+                                      .main_grad = find_tensor(data, "main_grad2"),
+                                      .w_dtype = dtype_of("w2_dtype")});
+    dy_forms = {}, a = {};
+    if (needs.x) {
+      Quantized w13_t = take(saved, kSavedW13);
+      Tensor dx = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
+      of_h.dh.rowwise = {};
+      release_saved(w13_t.data);
+      dx = dx.to(dtype_of("x_dtype"));
+      if (permutation.slot_of)
+        dx =
+            unpermute(dx, *permutation.slot_of, *permutation.row_of, data["num_tokens"].toSymInt());
+      out[kX] = dx;
+    }
+    if (needs.w13) {
+      const Tensor x = saved[kSavedX].to(dtype_of("rows_dtype"));
+      const QuantizedForms x_forms =
+          quantize_permuted({plan13, offs, Role::kX, Need::kColwise}, x, permutation);
+      out[kW13] = linear_wgrad(plan13, {.dy_t = of_h.dh.colwise,
+                                        .x_t = x_forms.colwise,
+                                        .rows = rows,
+                                        .offs = offs,
+                                        .main_grad = find_tensor(data, "main_grad13"),
+                                        .w_dtype = dtype_of("w13_dtype")});
+    }
     return out;
   }
 };
 
-void check_permutation(const Tensor& x, const ExpertMlpOptions& options) {
-  const OptionalTensor &slot_of = options.slot_of, &row_of = options.row_of;
-  const int64_t top_k = options.top_k;
-  TORCH_CHECK_VALUE(slot_of.has_value() == row_of.has_value(), kOp,
-                    ": give slot_of and row_of together, or neither");
-  TORCH_CHECK_VALUE(top_k == 1 || (slot_of && top_k > 1), kOp,
-                    ": top_k must be 1 or more, and 1 without slot_of, got ", top_k);
-  if (!slot_of || x.dim() != 2) return;  // check_linear() says so
-  const c10::SymInt rows = x.sym_size(0) * top_k;
-  for (const Input& index : {Input{kOp, "slot_of", *slot_of}, Input{kOp, "row_of", *row_of}}) {
-    const auto dtype = index.tensor.scalar_type();
-    TORCH_CHECK_TYPE(dtype == at::kInt, kOp, ": ", index.name, " must be torch.int32, got ",
-                     dtype_name(dtype));
-    check_shape(index, {rows});
-    check_device(index, x);
-  }
-}
-
-// Checks all arguments, then decides.
-MlpPlan checked_plan(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                     const ExpertMlpOptions& options, const LinearNeeds& up_needs,
-                     const LinearNeeds& down_needs) {
-  const Recipe recipe = parse_recipe(options.recipe, kOp);
-  const at::ScalarType dtype = options.x_dtype.value_or(at::kFloat);
-  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || recipe.keeps_dtype, kOp,
-                   ": x_dtype must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
-  const LinearArgs up{.x = x,
-                      .w = w13,
-                      .offs = options.offs,
-                      .quantized_w = options.quantized_w13,
-                      .top_k = options.top_k};
-  const WeightArgs of_w13{{kOp, "w13", "quantized_w13", "main_grad13"},
-                          w13,
-                          options.quantized_w13,
-                          options.main_grad13};
-  const WeightArgs of_w2{
-      {kOp, "w2", "quantized_w2", "main_grad2"}, w2, options.quantized_w2, options.main_grad2};
-  check_permutation(x, options);
-  check_linear(recipe, up, of_w13.names, options.main_grad13);
-  const c10::SymInt width = w13.sym_size(1);
-  TORCH_CHECK_VALUE((width % 2).sym_eq(0).expect_true(__FILE__, __LINE__), kOp,
-                    ": w13 must be [groups, 2 * hidden_dim, dim], got ", w13.sym_sizes());
-  check_weight(recipe, of_w2);
-  check_device({kOp, "w2", w2}, x);
-  check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), width / 2});
-
-  PlanArgs up_args = plan_args(recipe, up, up_needs);
-  up_args.x = up_args.dx = options.x_dtype.value_or(x.scalar_type());
-  up_args.y = recipe.out.value_or(up_args.x);
-  // h has the rows of x.
-  const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.top_k};
-  PlanArgs down_args = plan_args(recipe, down, down_needs);
-  down_args.x = down_args.dx = up_args.y;
-  down_args.y = recipe.out.value_or(up_args.y);
-  MlpPlan plan = make_plan(up_args, down_args);
-  take_quantized_w(plan.up, of_w13);
-  take_quantized_w(plan.down, of_w2);
-  return plan;
-}
-
 enum class Autograd : bool { kNo, kYes };
 
 // Without autograd (inference mode) nothing is kept.
+template <Autograd kAutograd>
+Tensor call_expert_mlp(const mlp::Args& args, const OptionalTensor& stats) {
+  return with_op(kOp, [&] {
+    const auto& [x, w13, w2, options] = args;
+    Needs needs;
+    if constexpr (kAutograd == Autograd::kYes)
+      needs = {.x = wants_grad(x),
+               .w13 = wants_grad(w13),
+               .w2 = wants_grad(w2),
+               .weights = options.weights && wants_grad(*options.weights)};
+    Call call = mlp::checked_call(args, needs);
+    if (stats) {
+      mlp::check_stats(*stats, x);
+      call.stats = stats;
+    }
+    if constexpr (kAutograd == Autograd::kYes)
+      return ExpertMlp::apply(x, w13, w2, options.weights, options.main_grad13, options.main_grad2,
+                              &call, &needs);
+    return run_forward(x, w13, w2, call).y;
+  });
+}
+
 template <Autograd kAutograd>
 Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
                          const OptionalTensor& offs, std::string_view recipe,
                          OptionalTensors quantized_w13, OptionalTensors quantized_w2,
                          const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
                          const OptionalTensor& slot_of, const OptionalTensor& row_of, int64_t top_k,
+                         const OptionalTensor& weights, std::string_view keep,
                          std::optional<at::ScalarType> x_dtype) {
-  return with_op(kOp, [&] {
-    const ExpertMlpOptions options{.offs = offs,
-                                   .recipe = recipe,
-                                   .quantized_w13 = quantized_w13,
-                                   .quantized_w2 = quantized_w2,
-                                   .main_grad13 = main_grad13,
-                                   .main_grad2 = main_grad2,
-                                   .slot_of = slot_of,
-                                   .row_of = row_of,
-                                   .top_k = top_k,
-                                   .x_dtype = x_dtype};
-    LinearNeeds up, down;
-    if constexpr (kAutograd == Autograd::kYes) {
-      up = {.dx = wants_grad(x), .dw = wants_grad(w13), .main_grad = main_grad13};
-      down = {.dx = up.dx || up.dw, .dw = wants_grad(w2), .main_grad = main_grad2};
-    }
-    const Call call{checked_plan(x, w13, w2, options, up, down), options};
-    if constexpr (kAutograd == Autograd::kYes)
-      return ExpertMlp::apply(x, w13, w2, main_grad13, main_grad2, &call);
-    return run_forward(x, w13, w2, call).down.y;
-  });
+  const ExpertMlpOptions options =
+      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
+                      row_of, top_k, weights, keep, x_dtype);
+  return call_expert_mlp<kAutograd>({x, w13, w2, options}, {});
+}
+
+template <Autograd kAutograd>
+Tensor expert_mlp_stats_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                               const Tensor& stats, const OptionalTensor& offs,
+                               std::string_view recipe, OptionalTensors quantized_w13,
+                               OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
+                               const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
+                               const OptionalTensor& row_of, int64_t top_k,
+                               const OptionalTensor& weights, std::string_view keep,
+                               std::optional<at::ScalarType> x_dtype) {
+  const ExpertMlpOptions options =
+      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
+                      row_of, top_k, weights, keep, x_dtype);
+  return call_expert_mlp<kAutograd>({x, w13, w2, options}, stats);
 }
 
 }  // namespace
 
 TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
   m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kYes>));
+  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_kernel<Autograd::kYes>));
 }
 TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
   m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kNo>));
+  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_kernel<Autograd::kNo>));
 }
 
 }  // namespace moxie::ops

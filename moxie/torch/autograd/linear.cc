@@ -10,11 +10,6 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-bool is_traced(const Tensor& tensor) {
-  const auto keys = tensor.unsafeGetTensorImpl()->key_set();
-  return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
-}
-
 void check_values(const Recipe& recipe, const Input& input) {
   if (!recipe.keeps_dtype) check_float(input);
 }
@@ -144,7 +139,7 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
   else if (args.mx)
     x.rowwise = rowwise_of_quantized_x(plan, {args.mx->qdata, args.mx->scale}, args.offs);
   else
-    x = quantize_tokens(plan, args.x, args.offs, Role::kX, need_of_x(plan));
+    x = quantize_tokens({plan, args.offs, Role::kX, need_of_x(plan)}, args.x);
   if (args.quantized_w)
     w = {{args.quantized_w->at(0), args.quantized_w->at(1)},
          {args.quantized_w->at(2), args.quantized_w->at(3)}};
@@ -162,33 +157,49 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
   return step;
 }
 
+Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
+                    const OptionalTensor& offs, at::ScalarType dtype) {
+  return packed::grouped_dgrad(dy.data, dy.scale, w_t.data, w_t.scale, offs,
+                               pack(pass_of(plan, Pass::kDgrad)), dtype);
+}
+
+Tensor linear_wgrad(const Plan& plan, const WgradArgs& args) {
+  const auto& [dy_t, x_t, rows, offs, main_grad, w_dtype] = args;
+  const int64_t pass = pack(pass_of(plan, Pass::kWgrad));
+  if (main_grad && !is_traced(dy_t.data)) {
+    packed::grouped_wgrad_add_(*main_grad, dy_t.data, dy_t.scale, x_t.data, x_t.scale, rows, offs,
+                               pass);
+    return {};
+  }
+  const auto dtype = main_grad ? main_grad->scalar_type() : w_dtype;
+  const Tensor dw =
+      packed::grouped_wgrad(dy_t.data, dy_t.scale, x_t.data, x_t.scale, rows, offs, pass, dtype);
+  if (!main_grad) return dw;
+  main_grad->add_(dw);
+  return {};
+}
+
+Need need_of_dy(bool needs_dx, bool needs_dw) {
+  return !needs_dw ? Need::kRowwise : !needs_dx ? Need::kColwise : Need::kBoth;
+}
+
 LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   LinearGrads grads;
   if (!args.needs_dx && !args.needs_dw) return grads;
-  const Need need = !args.needs_dw ? Need::kRowwise : !args.needs_dx ? Need::kColwise : Need::kBoth;
-  const QuantizedForms dy =
-      args.forms ? *args.forms : quantize_tokens(plan, args.dy, args.offs, Role::kDy, need);
-  const Quantized& w_t = args.saved.w_t;
+  const Need need = need_of_dy(args.needs_dx, args.needs_dw);
+  const QuantizedForms dy = quantize_tokens({plan, args.offs, Role::kDy, need}, args.dy);
   if (args.needs_dx)
-    grads.dx = packed::grouped_dgrad(dy.rowwise.data, dy.rowwise.scale, w_t.data, w_t.scale,
-                                     args.offs, pack(pass_of(plan, Pass::kDgrad)), args.x_dtype);
+    grads.dx = linear_dgrad(plan, dy.rowwise, args.saved.w_t, args.offs, args.x_dtype);
   if (!args.needs_dw) return grads;
   Quantized x = args.saved.x;
   if (plan.kept_x == KeptX::kQuantizedX) x = colwise_of_quantized_x(plan, x, args.offs);
-  const Quantized& dy_t = dy.colwise;
-  const c10::SymInt rows = args.dy.sym_size(0);
-  const int64_t pass = pack(pass_of(plan, Pass::kWgrad));
-  if (args.main_grad && !is_traced(args.dy)) {
-    packed::grouped_wgrad_add_(*args.main_grad, dy_t.data, dy_t.scale, x.data, x.scale, rows,
-                               args.offs, pass);
-    return grads;
-  }
-  const auto dtype = args.main_grad ? args.main_grad->scalar_type() : args.w_dtype;
-  grads.dw =
-      packed::grouped_wgrad(dy_t.data, dy_t.scale, x.data, x.scale, rows, args.offs, pass, dtype);
-  if (!args.main_grad) return grads;
-  args.main_grad->add_(grads.dw);
-  return {.dx = grads.dx, .dw = {}};
+  grads.dw = linear_wgrad(plan, {.dy_t = dy.colwise,
+                                 .x_t = x,
+                                 .rows = args.dy.sym_size(0),
+                                 .offs = args.offs,
+                                 .main_grad = args.main_grad,
+                                 .w_dtype = args.w_dtype});
+  return grads;
 }
 
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved) {

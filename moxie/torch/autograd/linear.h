@@ -74,8 +74,6 @@ struct LinearGradArgs {
   OptionalTensor main_grad;
   at::ScalarType x_dtype, w_dtype;
   bool needs_dx, needs_dw;
-  // Of a dy that a fused op quantized; then dy only has its rows.
-  const QuantizedForms* forms = nullptr;
 };
 
 struct LinearGrads {
@@ -83,6 +81,20 @@ struct LinearGrads {
 };
 
 LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args);
+
+// The two gradients on their own, of operands that are made already.
+Need need_of_dy(bool needs_dx, bool needs_dw);
+Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
+                    const OptionalTensor& offs, at::ScalarType dtype);
+struct WgradArgs {
+  const Quantized &dy_t, &x_t;
+  c10::SymInt rows;
+  const OptionalTensor& offs;
+  const OptionalTensor& main_grad;
+  at::ScalarType w_dtype;
+};
+// Undefined where it was added to main_grad.
+Tensor linear_wgrad(const Plan& plan, const WgradArgs& args);
 
 // A node keeps what it saves in order: pack_saved() appends, unpack_saved() takes from the front.
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include "moxie/torch/ops.h"
 #include "moxie/torch/view.h"
@@ -14,6 +15,23 @@ inline torch::autograd::variable_list saved_for_backward(torch::autograd::Autogr
                                                          const char* op) {
   TORCH_CHECK(!c10::GradMode::is_enabled(), op, ": a second derivative is not implemented");
   return ctx->get_saved_variables();
+}
+
+// Whether it stands for a tensor of a graph that is being recorded, under torch.compile or export.
+inline bool is_traced(const at::Tensor& tensor) {
+  const auto keys = tensor.unsafeGetTensorImpl()->key_set();
+  return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
+}
+
+// Gives the memory of a tensor that backward has used back before the node ends: the graph would
+// hold it until then. Only where nothing else can see it, so the graph and `saved` are its owners,
+// and where the graph will not be used again.
+inline void release_saved(at::Tensor& saved) {
+  const bool last = saved.defined() && !is_traced(saved) && saved.use_count() == 2 &&
+                    saved.has_storage() && saved.storage().use_count() == 1 &&
+                    !torch::autograd::get_current_graph_task_keep_graph();
+  if (last) saved.storage().unsafeGetStorageImpl()->reset();
+  saved.reset();
 }
 
 // The arguments of grouped_mm in the order of its schema, as options.

@@ -20,40 +20,59 @@ QuantizedForms as_forms(const std::vector<Tensor>& made, Need need) {
   return {{made[0], made[1]}, {made[2], made[3]}};
 }
 
+bool fuses(const FormsWanted& wanted) {
+  const Recipe& recipe = wanted.plan.recipe;
+  return wanted.plan.fuses && (recipe.quantizes_wgrad() || wanted.need == Need::kRowwise);
+}
+
+int64_t spec_of(const FormsWanted& wanted) {
+  return pack(tokens_spec(wanted.plan, wanted.role, wanted.need));
+}
+
 }  // namespace
 
-QuantizedForms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs,
-                               Role role, Need need) {
+QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x) {
+  const auto& [plan, offs, role, need] = wanted;
   const Recipe& recipe = plan.recipe;
   if (!recipe.quantizes()) return in_high_precision(recipe, x);
   if (recipe.quantizes_wgrad() || need == Need::kRowwise)
-    return as_forms(packed::quantize(x, offs, pack(tokens_spec(plan, role, need))), need);
+    return as_forms(packed::quantize(x, offs, spec_of(wanted)), need);
   QuantizedForms forms;
-  if (need == Need::kBoth) forms = quantize_tokens(plan, x, offs, role, Need::kRowwise);
+  if (need == Need::kBoth) forms = quantize_tokens({plan, offs, role, Need::kRowwise}, x);
   forms.colwise = {x.to(at::kBFloat16), {}};
   return forms;
 }
 
-bool fuses(const Plan& plan, Need need) {
-  return plan.fuses && (plan.recipe.quantizes_wgrad() || need == Need::kRowwise);
+QuantizedForms quantize_swiglu(const FormsWanted& wanted, const Tensor& h,
+                               const RoutingWeights& by_row) {
+  const auto& [weights, slot_of] = by_row;
+  if (fuses(wanted)) {
+    const auto made = packed::swiglu_quantize(h, wanted.offs, spec_of(wanted), weights, slot_of);
+    return as_forms(made, wanted.need);
+  }
+  return quantize_tokens(wanted, weights ? weighted_swiglu(h, *weights, *slot_of) : swiglu(h));
 }
 
-QuantizedForms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs,
-                               Need need) {
-  return as_forms(packed::swiglu_quantize(h, offs, pack(tokens_spec(plan, Role::kX, need))), need);
+SwigluGrads quantize_swiglu_backward(const FormsWanted& wanted, const Tensor& da, const Tensor& h,
+                                     const RoutingWeights& by_row) {
+  const auto& [weights, slot_of] = by_row;
+  if (fuses(wanted)) {
+    const auto made =
+        packed::swiglu_backward_quantize(da, h, wanted.offs, spec_of(wanted), weights, slot_of);
+    return {as_forms(made, wanted.need), weights ? made.back() : Tensor()};
+  }
+  if (!weights) return {quantize_tokens(wanted, swiglu_backward(da, h)), {}};
+  const auto [dh, dweights] = weighted_swiglu_backward(da, h, *weights, *slot_of);
+  return {quantize_tokens(wanted, dh), dweights};
 }
 
-QuantizedForms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
-                                        const OptionalTensor& offs) {
-  const QuantizeSpec spec = tokens_spec(plan, Role::kDy, Need::kBoth);
-  return as_forms(packed::swiglu_backward_quantize(da, h, offs, pack(spec)), Need::kBoth);
-}
-
-QuantizedForms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
-                                 const OptionalTensor& offs, Need need) {
-  const QuantizeSpec spec = tokens_spec(plan, Role::kX, need);
-  return as_forms(
-      packed::permute_quantize(x, *permutation.slot_of, permutation.top_k, offs, pack(spec)), need);
+QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,
+                                 const Permutation& permutation) {
+  const auto& [slot_of, row_of, top_k] = permutation;
+  if (!slot_of) return quantize_tokens(wanted, x);
+  if (!fuses(wanted)) return quantize_tokens(wanted, permute(x, *slot_of, *row_of, top_k));
+  return as_forms(packed::permute_quantize(x, *slot_of, top_k, wanted.offs, spec_of(wanted)),
+                  wanted.need);
 }
 
 QuantizedForms quantize_weights(const Plan& plan, const Tensor& w, Need need) {

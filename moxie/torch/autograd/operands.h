@@ -11,18 +11,34 @@ struct QuantizedForms {
   Quantized colwise;  // contracted over rows, stored transposed
 };
 
+// What is quantized, and as what.
+struct FormsWanted {
+  const Plan& plan;
+  const OptionalTensor& offs;
+  Role role;
+  Need need;
+};
+
 // x or dy [R, C]
-QuantizedForms quantize_tokens(const Plan& plan, const Tensor& x, const OptionalTensor& offs,
-                               Role role, Need need);
-// The same of what swiglu, swiglu_backward and permute give, in one op with it. Only where fuses();
-// need is rowwise or both, for swiglu_backward both.
-bool fuses(const Plan& plan, Need need);
-QuantizedForms quantize_swiglu(const Plan& plan, const Tensor& h, const OptionalTensor& offs,
-                               Need need);
-QuantizedForms quantize_swiglu_backward(const Plan& plan, const Tensor& da, const Tensor& h,
-                                        const OptionalTensor& offs);
-QuantizedForms quantize_permuted(const Plan& plan, const Tensor& x, const Permutation& permutation,
-                                 const OptionalTensor& offs, Need need);
+QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x);
+
+// The routing weights of rows; both absent where rows have none.
+struct RoutingWeights {
+  OptionalTensor weights = std::nullopt;  // [T, k]
+  OptionalTensor slot_of = std::nullopt;  // [R]
+};
+// The forms of what swiglu, swiglu_backward and permute give: in one op with it where the plan has
+// such an op, else one after the other.
+QuantizedForms quantize_swiglu(const FormsWanted& wanted, const Tensor& h,
+                               const RoutingWeights& by_row);
+struct SwigluGrads {
+  QuantizedForms dh;
+  Tensor dweights;  // undefined without weights
+};
+SwigluGrads quantize_swiglu_backward(const FormsWanted& wanted, const Tensor& da, const Tensor& h,
+                                     const RoutingWeights& by_row);
+QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,
+                                 const Permutation& permutation);
 // w [G, N, K]
 QuantizedForms quantize_weights(const Plan& plan, const Tensor& w, Need need);
 

@@ -63,29 +63,20 @@ void GroupedExpertsImpl::set_weight_cache(bool on) {
 }
 
 at::Tensor GroupedExpertsImpl::forward(const at::Tensor& x, const std::optional<at::Tensor>& offs,
-                                       const ops::Permutation& permutation) {
+                                       const ops::Permutation& permutation,
+                                       const std::optional<at::Tensor>& weights) {
   if (has_moved()) set_recipe(options_.recipe);
-  std::optional<at::ArrayRef<at::Tensor>> quantized_w13, quantized_w2;
-  if (cache13_) quantized_w13 = cache13_->tensors();
-  if (cache2_) quantized_w2 = cache2_->tensors();
-  if (!collects_stats())
-    return ops::expert_mlp(x, w13, w2,
-                           {.offs = offs,
-                            .recipe = options_.recipe,
-                            .quantized_w13 = quantized_w13,
-                            .quantized_w2 = quantized_w2,
-                            .slot_of = permutation.slot_of,
-                            .row_of = permutation.row_of,
-                            .top_k = permutation.top_k});
-  // The same bytes, with every operand in sight.
-  const auto& [slot_of, row_of, top_k] = permutation;
-  const at::Tensor rows = slot_of ? ops::permute(x, *slot_of, row_of.value(), top_k) : x;
-  const at::Tensor h = ops::grouped_mm_stats(
-      rows, w13, *stats_of(0, rows),
-      {.offs = offs, .recipe = options_.recipe, .quantized_w = quantized_w13});
-  return ops::grouped_mm_stats(
-      ops::swiglu(h), w2, *stats_of(1, rows),
-      {.offs = offs, .recipe = options_.recipe, .quantized_w = quantized_w2});
+  ops::ExpertMlpOptions options{.offs = offs,
+                                .recipe = options_.recipe,
+                                .slot_of = permutation.slot_of,
+                                .row_of = permutation.row_of,
+                                .top_k = permutation.top_k,
+                                .weights = weights,
+                                .keep = options_.keep};
+  if (cache13_) options.quantized_w13 = cache13_->tensors();
+  if (cache2_) options.quantized_w2 = cache2_->tensors();
+  if (!collects_stats()) return ops::expert_mlp(x, w13, w2, options);
+  return ops::expert_mlp_stats(x, w13, w2, all_stats(x), options);
 }
 
 bool GroupedExpertsImpl::has_moved() const {

@@ -22,6 +22,7 @@ struct ExpertsOptions {
   std::string recipe = "mxfp8_rceil_128";
   bool weight_cache = false;   // then call refresh() after every optimizer step
   bool collect_stats = false;  // quantizable.h
+  std::string keep = "h";      // what waits for backward: h, or h_fp8 (docs/MOE.md)
   at::TensorOptions tensor = {};
 };
 
@@ -46,9 +47,11 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   explicit GroupedExpertsImpl(const ExpertsOptions& options);
 
   // rows [R, D] in groups -> [R, D]; without offs there is one expert. With a permutation x is
-  // tokens, and what becomes of them is the rows.
+  // tokens, and what becomes of them is the rows; with weights f32 [T, k] too, the weighted sum of
+  // each token's rows, [T, D].
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt,
-                     const ops::Permutation& permutation = {});
+                     const ops::Permutation& permutation = {},
+                     const std::optional<at::Tensor>& weights = std::nullopt);
   void refresh() override;
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;

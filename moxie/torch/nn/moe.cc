@@ -14,6 +14,7 @@ MoeImpl::MoeImpl(const MoeOptions& options) {
                             .recipe = options.recipe,
                             .weight_cache = options.weight_cache,
                             .collect_stats = options.collect_stats,
+                            .keep = options.keep,
                             .tensor = options.router.tensor};
   experts = register_module("experts", GroupedExperts(of_experts));
   if (options.shared_hidden_dim > 0) {
@@ -34,9 +35,9 @@ at::Tensor MoeImpl::forward(const at::Tensor& x) {
   loss = routing.loss;
   const RouterOptions& options = router->options();
   const auto [offs, slot_of, row_of] = ops::route(routing.ids, options.num_experts);
-  const at::Tensor rows =
-      experts(tokens, std::optional(offs), ops::Permutation{slot_of, row_of, options.top_k});
-  at::Tensor y = ops::unpermute(rows, slot_of, row_of, tokens.size(0), routing.weights);
+  at::Tensor y =
+      experts(tokens, std::optional(offs), ops::Permutation{slot_of, row_of, options.top_k},
+              std::optional(routing.weights));
   if (shared) y = y + shared(tokens);
   return y.reshape(x.sizes());
 }

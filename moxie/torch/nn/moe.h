@@ -14,6 +14,7 @@ struct MoeOptions {
   std::string recipe = "mxfp8_rceil_128";
   bool weight_cache = false;
   bool collect_stats = false;
+  std::string keep = "h";  // ExpertsOptions
 };
 
 class MoeImpl : public torch::nn::Module {

@@ -13,11 +13,15 @@ Quantizable::Quantizable(std::vector<std::string> products) : products_(std::mov
 
 void Quantizable::reset_stats() { stats_.zero_(); }
 
-std::optional<at::Tensor> Quantizable::stats_of(int64_t product, const at::Tensor& x) {
-  if (!collects_) return std::nullopt;
+const at::Tensor& Quantizable::all_stats(const at::Tensor& x) {
   // Not a buffer, which a state dict would hold and model.to(bf16) would round.
   if (stats_.device() != x.device()) stats_ = stats_.to(x.device());
-  return stats_.select(0, product);
+  return stats_;
+}
+
+std::optional<at::Tensor> Quantizable::stats_of(int64_t product, const at::Tensor& x) {
+  if (!collects_) return std::nullopt;
+  return all_stats(x).select(0, product);
 }
 
 }  // namespace moxie::nn

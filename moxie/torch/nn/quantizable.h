@@ -32,6 +32,8 @@ class Quantizable {
 
  protected:
   explicit Quantizable(std::vector<std::string> products);
+  // stats() where x is.
+  const at::Tensor& all_stats(const at::Tensor& x);
   // What grouped_mm takes: the part of stats() for a product of x, or nothing while off.
   std::optional<at::Tensor> stats_of(int64_t product, const at::Tensor& x);
 

@@ -4,6 +4,7 @@
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
+#include "moxie/torch/ops/row_weights.h"
 
 namespace moxie::ops {
 namespace {
@@ -21,16 +22,36 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
+// Weights and slot_of come together, or neither.
+struct WeightArgs {
+  OptionalTensor weights = std::nullopt, slot_of = std::nullopt;
+
+  explicit operator bool() const { return weights.has_value(); }
+  void check(const char* op, const Tensor& h) const {
+    TORCH_CHECK_VALUE(weights.has_value() == slot_of.has_value(), op,
+                      ": give weights and slot_of together, or neither");
+    if (weights) check_row_weights(op, *weights, *slot_of, h);
+  }
+  std::optional<DenseRowWeights> dense() const {
+    return weights ? std::optional<DenseRowWeights>(std::in_place, *weights, *slot_of)
+                   : std::nullopt;
+  }
+};
+
 std::vector<Tensor> swiglu_quantize(const char* op, const Tensor& h, const OptionalTensor& offs,
-                                    const QuantizeSpec& spec) {
+                                    const QuantizeSpec& spec, const WeightArgs& by_row) {
   const SymShape a = check_h(op, h);
+  by_row.check(op, h);
   check_offs(op, offs, h);
   const auto out = allocate(forms_results({op, a, offs, spec}), h);
   if (h.is_meta()) return out;
   const DeviceScope scope(h.device());
   const Tensor from = dense(h);
   const OptionalTensor ends = dense(offs);
-  moxie::swiglu_quantize({.h = const_float_view(from), .forms = forms_in(spec, ends, out)},
+  const auto of = by_row.dense();
+  moxie::swiglu_quantize({.h = const_float_view(from),
+                          .forms = forms_in(spec, ends, out),
+                          .weights = of ? std::optional(of->view()) : std::nullopt},
                          scope.exec());
   return out;
 }
@@ -39,7 +60,7 @@ Two swiglu_quantize_rowwise(const Tensor& h, const OptionalTensor& offs, Text bl
                             Text layout) {
   constexpr const char* kOp = "swiglu_quantize_rowwise";
   return with_op(kOp, [&] {
-    return two(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {block, {}, rule, layout})));
+    return two(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {block, {}, rule, layout}), {}));
   });
 }
 
@@ -47,33 +68,46 @@ Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text roww
                           Text rule, Text layout) {
   constexpr const char* kOp = "swiglu_quantize_both";
   return with_op(kOp, [&] {
-    return four(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {rowwise, colwise, rule, layout})));
+    const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
+    return four(swiglu_quantize(kOp, h, offs, spec, {}));
   });
 }
 
 std::vector<Tensor> swiglu_quantize_packed(const Tensor& h, const OptionalTensor& offs,
-                                           int64_t spec) {
+                                           int64_t spec, const OptionalTensor& weights,
+                                           const OptionalTensor& slot_of) {
   constexpr const char* kOp = "swiglu_quantize";
-  return with_op(kOp,
-                 [&] { return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec, kOp)); });
+  return with_op(kOp, [&] {
+    return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec, kOp), {weights, slot_of});
+  });
 }
 
 std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, const Tensor& h,
-                                             const OptionalTensor& offs, const QuantizeSpec& spec) {
+                                             const OptionalTensor& offs, const QuantizeSpec& spec,
+                                             const WeightArgs& by_row) {
   check_shape({op, "da", da}, check_h(op, h));
   check_device({op, "da", da}, h);
   TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), op, ": da must be ", h.scalar_type(),
                    " as h, got ", da.scalar_type());
   check_offs(op, offs, h);
-  const auto out = allocate(forms_results({op, sym_shape(h), offs, spec}), h);
+  by_row.check(op, h);
+  Results results = forms_results({op, sym_shape(h), offs, spec});
+  if (by_row) results.push_back(weight_gradient_of(*by_row.weights));
+  const auto out = allocate(results, h);
   if (h.is_meta()) return out;
   const DeviceScope scope(h.device());
   const Tensor grad = dense(da), from = dense(h);
   const OptionalTensor ends = dense(offs);
-  moxie::swiglu_backward_quantize({.da = const_float_view(grad),
-                                   .h = const_float_view(from),
-                                   .forms = forms_in(spec, ends, out)},
-                                  scope.exec());
+  SwigluBackwardQuantizeArgs args{.da = const_float_view(grad),
+                                  .h = const_float_view(from),
+                                  .forms = forms_in(spec, ends, out)};
+  const auto of = by_row.dense();
+  Tensor workspace;
+  if (of) {
+    workspace = weight_gradient_workspace(da);
+    args.weights = of->gradient(out.back(), workspace);
+  }
+  moxie::swiglu_backward_quantize(args, scope.exec());
   return out;
 }
 
@@ -82,15 +116,18 @@ Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h, const Opti
   constexpr const char* kOp = "swiglu_backward_quantize_both";
   return with_op(kOp, [&] {
     const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
-    return four(swiglu_backward_quantize(kOp, da, h, offs, spec));
+    return four(swiglu_backward_quantize(kOp, da, h, offs, spec, {}));
   });
 }
 
 std::vector<Tensor> swiglu_backward_quantize_packed(const Tensor& da, const Tensor& h,
-                                                    const OptionalTensor& offs, int64_t spec) {
+                                                    const OptionalTensor& offs, int64_t spec,
+                                                    const OptionalTensor& weights,
+                                                    const OptionalTensor& slot_of) {
   constexpr const char* kOp = "swiglu_backward_quantize";
   return with_op(kOp, [&] {
-    return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec, kOp));
+    return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec, kOp),
+                                    {weights, slot_of});
   });
 }
 

@@ -7,6 +7,7 @@
 
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
+#include "moxie/torch/ops/row_weights.h"
 #include "moxie/torch/view.h"
 
 namespace moxie::ops {
@@ -65,7 +66,60 @@ Tensor swiglu_backward_op(const Tensor& da, const Tensor& h) {
   });
 }
 
+Tensor factor_in_double(const Tensor& weights, const Tensor& slot_of) {
+  return weights.flatten().index_select(0, slot_of).unsqueeze(1);
+}
+
+Tensor weighted_swiglu(const Tensor& h, const Tensor& weights, const Tensor& slot_of) {
+  constexpr const char* kOp = "swiglu";
+  return with_op(kOp, [&] {
+    const auto out = allocate({{"a", h.scalar_type(), check_h(kOp, h)}}, h);
+    check_row_weights(kOp, weights, slot_of, h);
+    if (h.is_meta()) return out[0];
+    const DeviceScope scope(h.device());
+    const Tensor from = dense(h);
+    if (is_double(h)) return in_double(from) * factor_in_double(weights, slot_of);
+    const DenseRowWeights of(weights, slot_of);
+    swiglu({.h = const_float_view(from), .a = float_view(out[0]), .weights = of.view()},
+           scope.exec());
+    return out[0];
+  });
+}
+
+std::tuple<Tensor, Tensor> weighted_swiglu_backward(const Tensor& da, const Tensor& h,
+                                                    const Tensor& weights, const Tensor& slot_of) {
+  constexpr const char* kOp = "swiglu_backward";
+  return with_op(kOp, [&] {
+    check_shape({kOp, "da", da}, check_h(kOp, h));
+    check_device({kOp, "da", da}, h);
+    TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), kOp, ": da must be ", h.scalar_type(),
+                     " as h, got ", da.scalar_type());
+    check_row_weights(kOp, weights, slot_of, h);
+    const auto out =
+        allocate({{"dh", h.scalar_type(), sym_shape(h)}, weight_gradient_of(weights)}, h);
+    if (h.is_meta()) return std::tuple(out[0], out[1]);
+    const DeviceScope scope(h.device());
+    const Tensor grad = dense(da), from = dense(h);
+    if (is_double(h)) {
+      const Tensor dots = (grad * in_double(from)).sum(1);
+      out[1].view({-1}).index_copy_(0, slot_of.to(at::kLong), dots);
+      return std::tuple(backward_in_double(grad, from) * factor_in_double(weights, slot_of),
+                        out[1]);
+    }
+    const DenseRowWeights of(weights, slot_of);
+    const Tensor workspace = weight_gradient_workspace(da);
+    swiglu_backward({.da = const_float_view(grad),
+                     .h = const_float_view(from),
+                     .dh = float_view(out[0]),
+                     .weights = of.gradient(out[1], workspace)},
+                    scope.exec());
+    return std::tuple(out[0], out[1]);
+  });
+}
+
 void register_ops(torch::Library& m) {
+  m.impl("_weighted_swiglu", TORCH_FN(weighted_swiglu));
+  m.impl("_weighted_swiglu_backward", TORCH_FN(weighted_swiglu_backward));
   m.impl("swiglu", TORCH_FN(swiglu_op));
   m.impl("swiglu_backward", TORCH_FN(swiglu_backward_op));
 }

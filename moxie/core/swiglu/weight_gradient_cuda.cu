@@ -1,0 +1,84 @@
+#include "moxie/core/swiglu/weight_gradient.cuh"
+#include "moxie/core/swiglu/weights.cuh"
+#include "moxie/core/tile/source.cuh"
+
+namespace moxie::cuda {
+namespace {
+
+template <class T>
+struct DotParams {
+  const T *da, *h;
+  WeightParams of;
+  float* dweights;
+  int64_t width;
+};
+
+// Half a warp per row: a lane has eight columns of every tile.
+template <class T, bool kAligned>
+__global__ __launch_bounds__(kThreads) void dot_kernel(const __grid_constant__ DotParams<T> p) {
+  const int64_t row = work_index() * (kThreads / kFragmentLanes) + threadIdx.x / kFragmentLanes;
+  // No lane leaves before the shuffles.
+  const int64_t mine = min<int64_t>(row, p.of.rows - 1);
+  const T *da = p.da + mine * p.width, *gate = p.h + mine * 2 * p.width, *up = gate + p.width;
+  float sum = 0;
+#pragma unroll 1
+  for (int64_t col = fragment_col(); col < align_up(p.width, int64_t{kTileCols});
+       col += kTileCols) {
+    const int left = clip(p.width - col, kFragment);
+    RowWords<T> d, g, u;
+    load_row<kAligned>(da + col, left, d);
+    load_row<kAligned>(gate + col, left, g);
+    load_row<kAligned>(up + col, left, u);
+    float tile = dot_piece<T>(d, g, u);
+#pragma unroll
+    for (int step = kFragmentLanes / 2; step > 0; step /= 2)
+      tile = __fadd_rn(tile, __shfl_xor_sync(~0u, tile, step));
+    sum = __fadd_rn(sum, tile);
+  }
+  if (fragment_col() == 0 && row < p.of.rows) p.dweights[p.of.slot(row)] = sum;
+}
+
+struct TileSumParams {
+  const float* tiles;  // [rows, count]
+  WeightParams of;
+  float* dweights;
+  int64_t count;
+};
+
+__global__ __launch_bounds__(kThreads) void tile_sum_kernel(
+    const __grid_constant__ TileSumParams p) {
+  const int64_t row = work_index() * kThreads + threadIdx.x;
+  if (row >= p.of.rows) return;
+  float sum = 0;
+  for (int64_t i = 0; i < p.count; ++i) sum = __fadd_rn(sum, p.tiles[row * p.count + i]);
+  p.dweights[p.of.slot(row)] = sum;
+}
+
+}  // namespace
+
+void weight_gradient(const char* op, const WeightGradient& to, const ConstFloatView& da,
+                     const ConstFloatView& h, void* stream) {
+  with_format(h.format, [&]<class T>() {
+    const DotParams<T> params{.da = static_cast<const T*>(da.data),
+                              .h = static_cast<const T*>(h.data),
+                              .of = weight_params(to.of),
+                              .dweights = to.dweights.data,
+                              .width = da.dim(1)};
+    const bool aligned = are_rows_aligned(params.da, params.width, kFragment) &&
+                         are_rows_aligned(params.h, params.width, kFragment);
+    with_alignment(aligned, [&]<bool kAligned>() {
+      launch({op, stream, ceil_div<int64_t>(params.of.rows, kThreads / kFragmentLanes)},
+             dot_kernel<T, kAligned>, params);
+    });
+  });
+}
+
+void sum_weight_tiles(const char* op, const WeightGradient& to, void* stream) {
+  const TileSumParams params{.tiles = to.workspace.data,
+                             .of = weight_params(to.of),
+                             .dweights = to.dweights.data,
+                             .count = to.workspace.dim(1)};
+  launch({op, stream, ceil_div<int64_t>(params.of.rows, kThreads)}, tile_sum_kernel, params);
+}
+
+}  // namespace moxie::cuda

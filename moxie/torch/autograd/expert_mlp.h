@@ -1,0 +1,82 @@
+// What a call of expert_mlp does, checked and decided; expert_mlp.cc has the node.
+#pragma once
+
+#include "moxie/torch/autograd/linear.h"
+#include "moxie/torch/ops.h"
+
+namespace moxie::ops::mlp {
+
+inline constexpr const char* kOp = "expert_mlp";
+
+// How h, SwiGLU's input, waits for backward. Whatever else wgrad reads is made again from h and x.
+enum class Keep : int64_t { kH, kFp8 };
+
+struct Args {
+  const Tensor &x, &w13, &w2;
+  const ExpertMlpOptions& options;
+};
+
+struct Call {
+  MlpPlan plan;
+  Keep keep;
+  const ExpertMlpOptions& options;
+  OptionalTensor stats = std::nullopt;  // f64 [2, 6, 5]
+
+  Permutation permutation() const { return {options.slot_of, options.row_of, options.top_k}; }
+  at::ScalarType rows_dtype(const Tensor& x) const {
+    return options.x_dtype.value_or(x.scalar_type());
+  }
+};
+
+// Whose gradients are wanted.
+struct Needs {
+  bool x = false, w13 = false, w2 = false, weights = false;
+
+  bool dh() const { return x || w13; }
+  bool da() const { return dh() || weights; }
+  bool any() const { return da() || w2; }
+};
+
+// Checks all arguments, then decides.
+Call checked_call(const Args& args, const Needs& needs);
+void check_stats(const Tensor& stats, const Tensor& x);
+
+// The arguments in the order of the schema, as options.
+inline ExpertMlpOptions options_of(const OptionalTensor& offs, std::string_view recipe,
+                                   const OptionalTensors& quantized_w13,
+                                   const OptionalTensors& quantized_w2,
+                                   const OptionalTensor& main_grad13,
+                                   const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
+                                   const OptionalTensor& row_of, int64_t top_k,
+                                   const OptionalTensor& weights, std::string_view keep,
+                                   std::optional<at::ScalarType> x_dtype) {
+  return {.offs = offs,
+          .recipe = recipe,
+          .quantized_w13 = quantized_w13,
+          .quantized_w2 = quantized_w2,
+          .main_grad13 = main_grad13,
+          .main_grad2 = main_grad2,
+          .slot_of = slot_of,
+          .row_of = row_of,
+          .top_k = top_k,
+          .weights = weights,
+          .keep = keep,
+          .x_dtype = x_dtype};
+}
+
+// What quantization loses of the operands of both products (stats.h), added to stats.
+struct ForwardOperands {
+  const Tensor &x, &h;  // tokens or rows, and h
+  const Tensor &w13, &w2;
+};
+void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Call& call);
+struct BackwardOperands {
+  const Tensor &dy, &da, &h;  // dy tokens or rows
+  Permutation permutation;    // of dy
+  RoutingWeights by_row;
+  const OptionalTensor& offs;
+  std::string_view recipe;
+};
+void add_backward_stats(const Tensor& stats, const BackwardOperands& of);
+
+}  // namespace moxie::ops::mlp

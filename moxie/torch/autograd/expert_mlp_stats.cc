@@ -1,0 +1,41 @@
+#include "moxie/torch/autograd/expert_mlp.h"
+#include "moxie/torch/autograd/operand_stats.h"
+#include "moxie/torch/stats.h"
+
+namespace moxie::ops::mlp {
+namespace {
+
+Tensor rows_of(const Tensor& tokens, const Permutation& permutation) {
+  const auto& [slot_of, row_of, top_k] = permutation;
+  return slot_of ? permute(tokens, *slot_of, *row_of, top_k) : tokens;
+}
+
+}  // namespace
+
+void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Call& call) {
+  const ExpertMlpOptions& options = call.options;
+  const Tensor x = rows_of(of.x, call.permutation()), a = swiglu(of.h);
+  const Tensor a_t =
+      options.weights ? weighted_swiglu(of.h, *options.weights, *options.slot_of) : a;
+  const auto add = [&](int64_t product, const ForwardParts& parts) {
+    add_once_(stats[product].narrow(0, 0, kForwardParts),
+              stats_of_forward(parts, options.offs, options.recipe));
+  };
+  add(0, {x, x, of.w13});
+  add(1, {a, a_t, of.w2});
+}
+
+void add_backward_stats(const Tensor& stats, const BackwardOperands& of) {
+  const auto& [weights, slot_of] = of.by_row;
+  const auto add = [&](int64_t product, const Tensor& dy) {
+    stats[product]
+        .narrow(0, kForwardParts, kNumStatsParts - kForwardParts)
+        .add_(stats_of_gradient(dy, of.offs, of.recipe));
+  };
+  add(1, rows_of(of.dy, of.permutation));
+  if (!of.da.defined()) return;
+  add(0, weights ? std::get<0>(weighted_swiglu_backward(of.da, of.h, *weights, *slot_of))
+                 : swiglu_backward(of.da, of.h));
+}
+
+}  // namespace moxie::ops::mlp
