@@ -335,7 +335,7 @@ Case replicate_case(Random& random) {
 Case make_case(uint64_t number) {
   Random random(number);
   // quantize is where the arithmetic is, so it gets half of the cases.
-  const int64_t op = random.below(23);
+  const int64_t op = random.below(24);
   if (op < 10) return quantize_case(random);
   if (op < 12) return dequantize_case(random);
   if (op < 14) return requantize_case(random);
@@ -346,6 +346,7 @@ Case make_case(uint64_t number) {
   if (op < 20) return replicate_case(random);
   if (op < 21) return route_case(random);
   if (op < 22) return top_k_case(random);
+  if (op < 23) return split_case(random);
   return permute_case(random);
 }
 

@@ -4,6 +4,7 @@
 
 #include "moxie/core/permute/permute.h"
 #include "moxie/core/route/route.h"
+#include "moxie/core/split/split.h"
 #include "tests/support/input.h"
 
 namespace moxie::testing {
@@ -75,6 +76,25 @@ Case top_k_case(Random& random) {
     return arena.results();
   };
   return {text.str(), tokens * experts, run};
+}
+
+Case split_case(Random& random) {
+  const int64_t rows = random.between(0, 200), cols = random.between(0, 150);
+  const auto x = random_values<float>(random, rows * cols, random_data(random));
+  SplitTerms terms{.count = static_cast<int>(random.between(1, kMaxSplitTerms))};
+  for (auto& term : terms.term) term = static_cast<uint8_t>(random.below(kBf16Terms));
+  const auto misalign = static_cast<int>(random.below(2));
+  std::ostringstream text;
+  text << "split [" << rows << ", " << cols << "] terms " << terms.count;
+  auto run = [=](const Exec& exec) {
+    Arena arena(exec.backend, misalign);
+    split({.x = arena.input(x, {rows, cols}),
+           .terms = terms,
+           .out = arena.output<bf16>({rows, terms.count * cols})},
+          exec);
+    return arena.results();
+  };
+  return {text.str(), rows * cols, run};
 }
 
 // permute, unpermute and the gradient of its weights. Finite values: NaN has many bit patterns.

@@ -1,4 +1,5 @@
-// Random problems of what surrounds the experts: route, top_k, permute and unpermute.
+// Random problems of what surrounds the experts: route, top_k, split, permute and
+// unpermute.
 #pragma once
 
 #include "tests/support/cases.h"
@@ -8,6 +9,7 @@ namespace moxie::testing {
 
 Case route_case(Random& random);
 Case top_k_case(Random& random);
+Case split_case(Random& random);
 Case permute_case(Random& random);
 
 }  // namespace moxie::testing

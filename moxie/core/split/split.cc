@@ -1,0 +1,43 @@
+#include "moxie/core/split/split.h"
+
+#include "moxie/core/base/check.h"
+#include "moxie/core/base/dispatch.h"
+#include "moxie/core/base/parallel.h"
+#include "moxie/core/layout/check_args.h"
+#include "moxie/core/split/backends.h"
+
+namespace moxie {
+
+namespace ref {
+
+void split(const SplitArgs& args) {
+  const KernelScope scope;
+  const int64_t cols = args.x.dim(1);
+  const SplitTerms& wanted = args.terms;
+  for (int64_t r = 0; r < args.x.dim(0); ++r)
+    for (int64_t c = 0; c < cols; ++c) {
+      const auto terms = bf16_terms(args.x.data[r * cols + c]);
+      for (int i = 0; i < wanted.count; ++i)
+        args.out.data[(r * wanted.count + i) * cols + c] = terms[wanted.term[i]];
+    }
+}
+
+}  // namespace ref
+
+void split(const SplitArgs& args, const Exec& exec) {
+  const Shape& x = args.x.shape;
+  const SplitTerms& terms = args.terms;
+  MOXIE_CHECK(x.dims == 2, "split_bf16: x must be a matrix, got ", x);
+  MOXIE_CHECK(terms.count >= 1 && terms.count <= kMaxSplitTerms, "split_bf16: there must be 1 to ",
+              kMaxSplitTerms, " terms, got ", terms.count);
+  for (int i = 0; i < terms.count; ++i)
+    MOXIE_CHECK(terms.term[i] < kBf16Terms, "split_bf16: terms must be 0 to ", kBf16Terms - 1,
+                ", got ", int{terms.term[i]});
+  check_shape("split_bf16", "out", args.out.shape, {x[0], terms.count * x[1]});
+  // On a CPU nothing calls it but tests: products there are in f64.
+  dispatch(
+      "split_bf16", exec, [&] { ref::split(args); },
+      [&](auto stream) { cuda::split(args, stream); });
+}
+
+}  // namespace moxie

@@ -1,0 +1,87 @@
+// split: three bf16 terms add up to an f32. (fuzz_test compares backends.)
+#include "moxie/core/split/split.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "moxie/core/base/check.h"
+
+namespace moxie::testing {
+namespace {
+
+double sum_of(const std::array<bf16, kBf16Terms>& terms) {
+  double sum = 0;
+  for (const bf16 term : terms) sum += to_float(term);
+  return sum;
+}
+
+float made_of(uint32_t sign, uint32_t exponent, uint32_t mantissa) {
+  return std::bit_cast<float>(sign << 31 | exponent << 23 | mantissa);
+}
+
+// Every exponent; of mantissas the first and last 2^9, and every 1021st between.
+template <class Body>
+void for_values(uint32_t first_exponent, uint32_t last_exponent, const Body& body) {
+  constexpr uint32_t kMantissas = 1u << 23, kEdge = 1u << 9;
+  for (uint32_t exponent = first_exponent; exponent <= last_exponent; ++exponent)
+    for (uint32_t m = 0; m < kMantissas; m += m < kEdge || m >= kMantissas - kEdge ? 1 : 1021)
+      for (const uint32_t sign : {0u, 1u}) body(made_of(sign, exponent, m));
+}
+
+TEST(Split, ThreeTermsAddUpToTheValueBitForBit) {
+  constexpr uint32_t kFirst = 127 - 110, kLast = 254;
+  for_values(kFirst, kLast, [](float value) {
+    const auto terms = bf16_terms(value);
+    ASSERT_EQ(sum_of(terms), static_cast<double>(value)) << std::hexfloat << value;
+    // In f32, too, from the smallest to the largest.
+    const float sum = to_float(terms[0]) + (to_float(terms[1]) + to_float(terms[2]));
+    ASSERT_EQ(std::bit_cast<uint32_t>(sum), std::bit_cast<uint32_t>(value));
+  });
+}
+
+TEST(Split, LosesHalfOfTheSmallestBf16OfTinyValues) {
+  for_values(0, 127 - 111, [](float value) {
+    ASSERT_LE(std::abs(sum_of(bf16_terms(value)) - value), std::ldexp(1., -134));
+  });
+}
+
+TEST(Split, InfinityAndNanAreTheirFirstTerm) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  for (const float value : {infinity, -infinity}) {
+    const auto terms = bf16_terms(value);
+    EXPECT_EQ(to_float(terms[0]), value);
+    EXPECT_EQ(terms[1], bf16{});
+    EXPECT_EQ(terms[2], bf16{});
+  }
+  const auto terms = bf16_terms(std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(to_float(terms[0])));
+  EXPECT_EQ(terms[1], bf16{});
+  EXPECT_EQ(terms[2], bf16{});
+}
+
+TEST(Split, PutsTheTermsOfARowSideBySide) {
+  const float x[] = {1 + 0x1p-10f, 2, 3, 4 + 0x1p-20f};
+  std::vector<bf16> out(2 * 3 * 2);
+  split(
+      {.x = {x, {2, 2}}, .terms = {.term = {1, 0, 1}, .count = 3}, .out = {out.data(), {2, 3 * 2}}},
+      {.backend = Backend::kRef});
+  std::vector<float> values;
+  for (const bf16 value : out) values.push_back(to_float(value));
+  EXPECT_EQ(values,
+            (std::vector<float>{0x1p-10f, 0, 1, 2, 0x1p-10f, 0, 0, 0x1p-20f, 3, 4, 0, 0x1p-20f}));
+}
+
+TEST(Split, ABadCallIsRefused) {
+  const float x = 1;
+  bf16 out[3];
+  const Exec ref{.backend = Backend::kRef};
+  const View<const float> one{&x, {1, 1}};
+  EXPECT_THROW(split({.x = one, .terms = {}, .out = {out, {1, 0}}}, ref), Error);
+  EXPECT_THROW(split({.x = one, .terms = {{3}, 1}, .out = {out, {1, 1}}}, ref), Error);
+  EXPECT_THROW(split({.x = one, .terms = {{0, 1}, 2}, .out = {out, {1, 3}}}, ref), Error);
+}
+
+}  // namespace
+}  // namespace moxie::testing
