@@ -43,22 +43,11 @@ void top_k(const TopKArgs& args) {
 
 namespace cpu {
 
-// The k best so far, kept in order: k is small, and most scores lose to the last of them at once.
 void top_k(const TopKArgs& args, const Exec& exec) {
   const int64_t experts = args.scores.dim(1), k = args.ids.dim(1);
   parallel_for(exec, args.scores.dim(0), 64, [&](int64_t begin, int64_t end) {
-    for (int64_t t = begin; t < end; ++t) {
-      const float* scores = args.scores.data + t * experts;
-      int32_t* ids = args.ids.data + t * k;
-      int64_t found = 0;
-      for (int32_t e = 0; e < experts; ++e) {
-        if (found == k && !ranks_before(scores[e], e, scores[ids[k - 1]], ids[k - 1])) continue;
-        int64_t at = found < k ? found++ : k - 1;
-        for (; at > 0 && ranks_before(scores[e], e, scores[ids[at - 1]], ids[at - 1]); --at)
-          ids[at] = ids[at - 1];
-        ids[at] = e;
-      }
-    }
+    for (int64_t t = begin; t < end; ++t)
+      keep_best(args.scores.data + t * experts, experts, k, args.ids.data + t * k);
   });
 }
 

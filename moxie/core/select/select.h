@@ -1,0 +1,49 @@
+// select: which k experts each token goes to, how much each of them counts, and how many tokens
+// each expert gets, from the logits of a router.
+//
+// The score of an expert is the softmax over a token's logits, or the sigmoid of its own. Experts
+// are chosen by score + bias in the order of top_k (route.h); weights are of the score alone.
+// Scores are computed in f64 and rounded to f32, so a token is routed alike wherever it stands and
+// on every backend; weights and gradients are computed in f64 from those and rounded once.
+#pragma once
+
+#include <optional>
+
+#include "moxie/core/base/exec.h"
+#include "moxie/core/base/view.h"
+#include "moxie/core/route/route.h"
+
+namespace moxie {
+
+enum class Score : uint8_t { kSoftmax, kSigmoid };
+
+constexpr const char* name(Score score) { return score == Score::kSoftmax ? "softmax" : "sigmoid"; }
+
+// From the scores of a token's k experts to their weights.
+struct Weighting {
+  Score score = Score::kSoftmax;
+  bool normalize = true;  // divide by their sum, or by the smallest normal f32 if that is larger
+  double scale = 1;       // then multiply
+};
+
+struct SelectArgs {
+  View<const float> logits;               // [T, E], E at most kMaxGroups
+  std::optional<View<const float>> bias;  // [E]
+  Weighting weighting;
+  View<int32_t> ids;     // result, [T, k], k <= E and at most kMaxTopK
+  View<float> weights;   // result, [T, k]
+  View<int64_t> counts;  // result, [E]: how often an expert is among ids
+};
+void select(const SelectArgs& args, const Exec& exec);
+
+// The gradient of weights with respect to logits. ids have none.
+struct SelectBackwardArgs {
+  View<const float> dweights;  // [T, k]
+  View<const float> logits;    // [T, E]
+  View<const int32_t> ids;     // [T, k], those of select; on a GPU another counts as the nearest
+  Weighting weighting;
+  View<float> dlogits;  // result, [T, E]
+};
+void select_backward(const SelectBackwardArgs& args, const Exec& exec);
+
+}  // namespace moxie
