@@ -17,6 +17,9 @@ TYPES = {  # of an argument: as a parameter, and as a field
     "Tensor?": ("const std::optional<at::Tensor>&", "std::optional<at::Tensor>"),
     "Tensor[]?": ("const std::optional<at::ArrayRef<at::Tensor>>&", "std::optional<at::ArrayRef<at::Tensor>>"),
     "int": ("int64_t", "int64_t"),
+    "int[]": ("at::IntArrayRef", "at::IntArrayRef"),
+    "bool": ("bool", "bool"),
+    "float": ("double", "double"),
     "SymInt": ("const c10::SymInt&", "c10::SymInt"),
     "str": ("std::string_view", "std::string_view"),
     "str?": ("std::optional<std::string_view>", "std::optional<std::string_view>"),
@@ -41,8 +44,8 @@ class Argument:
         return f"  {TYPES[self.kind][1]} {self.name} = {self.value()};\n"
 
     def value(self) -> str:
-        if self.default == "None":
-            return "std::nullopt"
+        if self.default in ("None", "True", "False"):
+            return {"None": "std::nullopt", "True": "true", "False": "false"}[self.default]
         return '"' + self.default.strip("'") + '"' if self.kind == "str" else self.default
 
 

@@ -181,6 +181,18 @@ TORCH_LIBRARY(moxie, m) {
 
   // x [T, D], weight [E, D], bf16 or f32 -> f32 [T, E]: x weight^T; differentiable
   differentiable("gate_logits(Tensor x, Tensor weight) -> Tensor logits");
+  // [dx, if x_dtype is given; the gradient of weight, if x is]
+  def("_gate_logits_backward(Tensor dlogits, Tensor weight, Tensor? x, ScalarType? x_dtype) -> "
+      "Tensor[]");
+  // x f32 [R, C] -> bf16 [R, terms * C]: terms of x that add up to it (core/split), side by side
+  def("_split_bf16(Tensor x, int[] terms) -> Tensor");
+  // logits f32 [T, E] -> ids int32 [T, k], weights f32 [T, k], counts int64 [E] (core/select);
+  // differentiable in logits. bias [E] takes part in the choice alone.
+  differentiable(
+      "_select_experts(Tensor logits, Tensor? bias, int k, *, str score='softmax', "
+      "bool normalize=True, float scale=1.0) -> (Tensor ids, Tensor weights, Tensor counts)");
+  def("_select_experts_backward(Tensor dweights, Tensor logits, Tensor ids, str score, "
+      "bool normalize, float scale) -> Tensor dlogits");
   // scores [T, E] -> ids int32 [T, k]: the k largest of each token, equal ones by id
   def("top_k(Tensor scores, int k) -> Tensor ids");
   // ids [T, k] -> offs [E], and for R = T * k rows in order of expert, token and slot: slot_of [R],

@@ -85,25 +85,12 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         logits = moe.gate_logits(x, self.gate.weight)
-        scores = logits.softmax(-1) if self.score == "softmax" else _sigmoid(logits)
-        chosen_by = scores.detach()
-        if self.balance == "bias":
-            chosen_by = chosen_by + self.bias
-        ids = moe.top_k(chosen_by, self.top_k)
-        index = ids.long()
-        weights = scores.gather(1, index)
-        if self.normalize:
-            total = weights.sum(-1, keepdim=True)
-            if self.score != "softmax" or self.balance == "bias":  # else it holds the largest, which is 1 / num_experts or more
-                total = total.clamp_min(torch.finfo(weights.dtype).tiny)
-            weights = weights / total
-        if self.scale != 1:
-            weights = weights * self.scale
-        flat = index.flatten()
-        counts = torch.zeros(self.num_experts, device=x.device, dtype=torch.int64).scatter_add_(0, flat, torch.ones_like(flat))
+        ids, weights, counts = _ops._select_experts(
+            logits, self.bias if self.balance == "bias" else None, self.top_k, score=self.score, normalize=self.normalize,
+            scale=self.scale)
         if self.training:
             _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
-        return Routing(ids, weights, self._loss(logits, scores, counts))
+        return Routing(ids, weights, self._loss(logits, counts))
 
     def _apply(self, fn, recurse: bool = True):
         bias = self._buffers.get("bias")
@@ -112,11 +99,12 @@ class Router(nn.Module):
             self.bias = bias.to(self.bias.device)  # its steps are smaller than bf16's
         return self
 
-    def _loss(self, logits: Tensor, scores: Tensor, counts: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
         loss = logits.new_zeros(())
         tokens = max(logits.shape[0], 1)
         if self.balance == "loss":
             # E * sum of (share of the rows) * (mean probability): 1 when both are even.
+            scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
             probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
             share = counts.to(scores.dtype) / (tokens * self.top_k)
             loss = loss + self.loss_weight * self.num_experts * (share * probability.sum(0) / tokens).sum()
@@ -349,12 +337,6 @@ class MoE(nn.Module):
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)
-
-
-def _sigmoid(logits: Tensor) -> Tensor:
-    # A CPU's vectors and the rest of a loop have different exponentials. In f64 that is too little to be seen in f32: a token is
-    # routed alike wherever it stands.
-    return logits.double().sigmoid().to(logits.dtype) if logits.is_cpu else logits.sigmoid()
 
 
 def _quantizes(recipe: str) -> bool:

@@ -20,17 +20,16 @@ struct GateLogits : torch::autograd::Function<GateLogits> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(2);
-    const Tensor& dlogits = grads[0];
-    if (!dlogits.defined()) return out;
+    if (!grads[0].defined()) return out;
     const auto saved = saved_for_backward(ctx, "gate_logits");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const auto wide = dlogits.scalar_type();
-    const Tensor& weight = saved[1];
-    if (ctx->needs_input_grad(0))
-      out[0] = dlogits.matmul(weight.to(wide)).to(ctx->saved_data["dtype"].toScalarType());
-    if (ctx->needs_input_grad(1))
-      out[1] = dlogits.t().matmul(saved[0].to(wide)).to(weight.scalar_type());
+    const bool needs_dx = ctx->needs_input_grad(0), needs_dweight = ctx->needs_input_grad(1);
+    const auto x = needs_dweight ? OptionalTensor(saved[0]) : std::nullopt;
+    const auto dtype =
+        needs_dx ? std::optional(ctx->saved_data["dtype"].toScalarType()) : std::nullopt;
+    const auto made = ops::gate_logits_backward(grads[0], saved[1], x, dtype);
+    if (needs_dx) out[0] = made.front();
+    if (needs_dweight) out[1] = made.back();
     return out;
   }
 };

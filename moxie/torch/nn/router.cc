@@ -1,7 +1,6 @@
 #include "moxie/torch/nn/router.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/ones.h>
 #include <ATen/ops/sign.h>
 #include <ATen/ops/zeros.h>
 #include <torch/nn/init.h>
@@ -16,13 +15,6 @@ namespace {
 double tiny_of(const at::Tensor& tensor) {
   return tensor.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
                                              : std::numeric_limits<float>::min();
-}
-
-// A CPU's vectors and the rest of a loop have different exponentials. In f64 that is too little to
-// be seen in f32: a token is routed alike wherever it stands.
-at::Tensor sigmoid_of(const at::Tensor& logits) {
-  if (!logits.is_cpu()) return logits.sigmoid();
-  return logits.to(at::kDouble).sigmoid().to(logits.scalar_type());
 }
 
 }  // namespace
@@ -63,33 +55,22 @@ void RouterImpl::to(torch::Device device, bool non_blocking) {
 
 Routing RouterImpl::forward(const at::Tensor& x) {
   const at::Tensor logits = ops::gate_logits(x, gate->weight);
-  const at::Tensor scores =
-      options_.score == Score::kSoftmax ? logits.softmax(-1) : sigmoid_of(logits);
-  at::Tensor chosen_by = scores.detach();
-  if (options_.balance == Balance::kBias) chosen_by = chosen_by + bias;
-  const at::Tensor ids = ops::top_k(chosen_by, options_.top_k);
-  const at::Tensor index = ids.to(at::kLong), flat = index.flatten();
-  at::Tensor weights = scores.gather(1, index);
-  if (options_.normalize) {
-    at::Tensor total = weights.sum(-1, /*keepdim=*/true);
-    // Without a bias it holds the largest of a softmax, which is 1 / num_experts or more.
-    if (options_.score != Score::kSoftmax || options_.balance == Balance::kBias)
-      total = total.clamp_min(tiny_of(weights));
-    weights = weights / total;
-  }
-  if (options_.scale != 1) weights = weights * options_.scale;
-  const at::Tensor counts =
-      at::zeros({options_.num_experts}, flat.options()).scatter_add(0, flat, at::ones_like(flat));
+  const auto for_choice = bias.defined() ? std::optional(bias) : std::nullopt;
+  const auto [ids, weights, counts] = ops::select_experts(logits, for_choice, options_.top_k,
+                                                          {.score = moxie::name(options_.score),
+                                                           .normalize = options_.normalize,
+                                                           .scale = options_.scale});
   if (is_training()) ops::add_once_(load_, counts);
-  return {ids, weights, loss_of(logits, scores, counts)};
+  return {ids, weights, loss_of(logits, counts)};
 }
 
-at::Tensor RouterImpl::loss_of(const at::Tensor& logits, const at::Tensor& scores,
-                               const at::Tensor& counts) {
+at::Tensor RouterImpl::loss_of(const at::Tensor& logits, const at::Tensor& counts) {
   at::Tensor loss = at::zeros({}, logits.options());
   const auto tokens = static_cast<double>(std::max<int64_t>(logits.size(0), 1));
   if (options_.balance == Balance::kLoss) {
     // E * sum of (share of the rows) * (mean probability): 1 when both are even.
+    const at::Tensor scores =
+        options_.score == Score::kSoftmax ? logits.softmax(-1) : logits.sigmoid();
     const at::Tensor probability = scores / scores.sum(-1, true).clamp_min(tiny_of(scores));
     const at::Tensor share =
         counts.to(scores.scalar_type()) / (tokens * static_cast<double>(options_.top_k));

@@ -4,9 +4,11 @@
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 
+#include "moxie/core/select/select.h"
+
 namespace moxie::nn {
 
-enum class Score : uint8_t { kSoftmax, kSigmoid };
+using moxie::Score;
 
 enum class Balance : uint8_t {
   kNone,
@@ -64,7 +66,7 @@ class RouterImpl : public torch::nn::Module {
   at::Tensor bias;  // f32 [E], kBias
 
  private:
-  at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& scores, const at::Tensor& counts);
+  at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& counts);
   RouterOptions options_;
   at::Tensor load_;
 };

@@ -1,14 +1,29 @@
-// What a router ranks experts by: x weight^T in f32, whatever the dtype of both.
+// What a router ranks experts by: x weight^T in f32, whatever the dtype of both; and its gradients.
+//
+// On a GPU, bf16 x is multiplied by tensor cores as it is, with f32 sums. What is in f32 beside it,
+// the weight or the gradient of the logits, becomes three bf16 terms that add up to it
+// (core/split), stacked so that all terms are one product. No setting of torch changes the result:
+// bf16 products have no TF32, and a sum that cuBLAS splits is kept in the dtype of the result,
+// which is f32.
+#include <ATen/Context.h>
 #include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/mm.h>
 
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
-#include "moxie/torch/view.h"
+#include "moxie/torch/ops/split_bf16.h"
 
 namespace moxie::ops {
 namespace {
 
 constexpr const char* kOp = "gate_logits";
+constexpr int64_t kTerms = 3;
+// A product of two split operands: the pairs of terms (i, j) with i + j <= 2. The others would add
+// at most 2^-22 of the product, which is rounded to bf16. The first three of the left ones are the
+// operand itself.
+constexpr std::array<int64_t, 6> kLeftTerms = {0, 1, 2, 0, 0, 1};
+constexpr std::array<int64_t, 6> kRightTerms = {0, 0, 0, 1, 2, 1};
 
 // Double is for tests that take derivatives.
 void check_values(const Input& input) {
@@ -17,18 +32,67 @@ void check_values(const Input& input) {
                     input.tensor.dim(), " dims");
 }
 
+at::ScalarType dtype_of_logits(at::ScalarType x) {
+  return x == at::kDouble ? at::kDouble : at::kFloat;
+}
+
+// Around every product here. Products of f32 x are f32's own, whatever allow_tf32 says; the guard
+// is this thread's alone.
+struct ProductScope {
+  explicit ProductScope(const Tensor& x) : device(x.device()) {}
+  DeviceScope device;
+  at::NoGradGuard no_grad;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast{c10::autocast_dispatch_keyset};
+  at::NoTF32Guard no_tf32;
+};
+
+bool on_tensor_cores(const Tensor& tensor, at::ScalarType x) {
+  return tensor.is_cuda() && x == at::kBFloat16;
+}
+
+// weight [E, D] as bf16 terms below each other, [terms * E, D].
+Tensor stacked_terms(const Tensor& weight, at::IntArrayRef terms) {
+  const Tensor wide = weight.to(at::kFloat).reshape({1, -1});
+  const auto rows = static_cast<int64_t>(terms.size()) * weight.size(0);
+  return terms_of(wide, terms).view({rows, weight.size(1)});
+}
+
+Tensor logits_of_bf16(const Tensor& x, const Tensor& weight) {
+  if (weight.scalar_type() == at::kBFloat16) return at::mm(x, weight.t(), at::kFloat);
+  // Terms of the weight are more columns of one product: x is read once.
+  const Tensor terms = stacked_terms(weight, {0, 1, 2});
+  return at::mm(x, terms.t(), at::kFloat).view({x.size(0), kTerms, weight.size(0)}).sum(1);
+}
+
+// dlogits times weight, from the terms of dlogits; they are as many as those of the weight.
+Tensor dx_of_bf16(const Tensor& terms, const Tensor& weight) {
+  const Tensor right = weight.scalar_type() == at::kBFloat16 ? weight.repeat({kTerms, 1})
+                                                             : stacked_terms(weight, kRightTerms);
+  // A product with a bf16 result has bf16 partial sums where cuBLAS splits the contraction and
+  // torch allows it (allow_bf16_reduced_precision_reduction, which is on unless a user says
+  // otherwise). It splits where a result has too few tiles to fill the GPU, so those are f32 first.
+  // Larger ones contract at most 6 * 1024 in one piece, and are rounded once on their way out.
+  constexpr int64_t kManyElements = int64_t{1} << 23;  // 4 tiles of 128 x 128 for each of 128 SMs
+  if (terms.size(0) * weight.size(1) < kManyElements)
+    return at::mm(terms, right, at::kFloat).to(at::kBFloat16);
+  return at::mm(terms, right);
+}
+
+Tensor dweight_of_bf16(const Tensor& terms, const Tensor& x) {
+  return at::mm(terms.t(), x, at::kFloat).view({kTerms, terms.size(1) / kTerms, x.size(1)}).sum(0);
+}
+
 Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
   return with_op(kOp, [&] {
     check_values({kOp, "x", x});
     check_values({kOp, "weight", weight});
     check_shape({kOp, "x", x}, {x.sym_size(0), weight.sym_size(1)});
     check_device({kOp, "weight", weight}, x);
-    const auto dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto dtype = dtype_of_logits(x.scalar_type());
     const SymShape shape{x.sym_size(0), weight.sym_size(0)};
     if (x.is_meta()) return allocate({{"logits", dtype, shape}}, x)[0];
-    const DeviceScope scope(x.device());
-    const at::NoGradGuard no_grad;
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const ProductScope scope(x);
+    if (on_tensor_cores(x, x.scalar_type())) return logits_of_bf16(x, weight);
     // The order of a CPU's sums depends on where a row is among the others. In f64 that is too
     // little to be seen in f32, so a token is routed alike wherever it stands.
     const auto wide = x.is_cpu() ? at::kDouble : dtype;
@@ -37,7 +101,46 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
   });
 }
 
-void register_ops(torch::Library& m) { m.impl("gate_logits", TORCH_FN(gate_logits_op)); }
+// dx, if x_dtype says which, and the gradient of the weight, if there is x.
+std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor& weight,
+                                            const OptionalTensor& x,
+                                            std::optional<at::ScalarType> x_dtype) {
+  return with_op(kOp, [&] {
+    check_values({kOp, "weight", weight});
+    check_shape({kOp, "dlogits", dlogits}, {dlogits.sym_size(0), weight.sym_size(0)});
+    check_device({kOp, "weight", weight}, dlogits);
+    Results results;
+    if (x_dtype) results.push_back({"dx", *x_dtype, {dlogits.sym_size(0), weight.sym_size(1)}});
+    if (x) {
+      check_shape({kOp, "x", *x}, {dlogits.sym_size(0), weight.sym_size(1)});
+      check_device({kOp, "x", *x}, dlogits);
+      results.push_back({"dweight", weight.scalar_type(), sym_shape(weight)});
+    }
+    if (dlogits.is_meta() || results.empty()) return allocate(results, dlogits);
+    const ProductScope scope(dlogits);
+    std::vector<Tensor> grads;
+    if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype)) {
+      const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
+      const at::IntArrayRef all = kLeftTerms;
+      const Tensor terms = terms_of(dlogits, x_dtype && weight_is_split ? all : all.slice(0, 3));
+      if (x_dtype) grads.push_back(dx_of_bf16(terms, weight));
+      if (x) {
+        const Tensor three = terms.narrow(1, 0, kTerms * dlogits.size(1));
+        grads.push_back(dweight_of_bf16(three, *x).to(weight.scalar_type()));
+      }
+      return grads;
+    }
+    const auto wide = dlogits.scalar_type();
+    if (x_dtype) grads.push_back(dlogits.matmul(weight.to(wide)).to(*x_dtype));
+    if (x) grads.push_back(dlogits.t().matmul(x->to(wide)).to(weight.scalar_type()));
+    return grads;
+  });
+}
+
+void register_ops(torch::Library& m) {
+  m.impl("gate_logits", TORCH_FN(gate_logits_op));
+  m.impl("_gate_logits_backward", TORCH_FN(gate_logits_backward_op));
+}
 
 }  // namespace
 

@@ -1,0 +1,123 @@
+#include "moxie/torch/ops/select_experts.h"
+
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones_like.h>
+
+#include "moxie/torch/exec.h"
+#include "moxie/torch/ops/register.h"
+
+namespace moxie::ops {
+namespace {
+
+constexpr const char* kOp = "select_experts";
+
+void check_logits(const Tensor& logits) {
+  const auto dtype = logits.scalar_type();
+  TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kDouble, kOp,
+                   ": logits must be torch.float32, got ", dtype_name(dtype));
+  TORCH_CHECK_VALUE(logits.dim() == 2, kOp, ": logits must be [tokens, experts], got ",
+                    logits.dim(), " dims");
+}
+
+Tensor composite_scores(const Tensor& logits, Score score) {
+  return score == Score::kSoftmax ? logits.softmax(-1) : logits.sigmoid();
+}
+
+std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
+                                                     const OptionalTensor& bias, int64_t k,
+                                                     std::string_view score, bool normalize,
+                                                     double scale) {
+  return with_op(kOp, [&] {
+    const Weighting how = parse_weighting(score, normalize, scale);
+    check_logits(logits);
+    const c10::SymInt tokens = logits.sym_size(0), experts = logits.sym_size(1);
+    TORCH_CHECK_VALUE(k >= 1 && k <= kMaxTopK && experts.sym_ge(k).expect_true(__FILE__, __LINE__),
+                      kOp, ": k must be 1 to the ", experts, " experts and at most ", kMaxTopK,
+                      ", got ", k);
+    if (bias) {
+      check_shape({kOp, "bias", *bias}, {experts});
+      check_device({kOp, "bias", *bias}, logits);
+    }
+    const auto out = allocate({{"ids", at::kInt, {tokens, k}},
+                               {"weights", logits.scalar_type(), {tokens, k}},
+                               {"counts", at::kLong, {experts}}},
+                              logits);
+    const auto results = std::tuple(out[0], out[1], out[2]);
+    if (logits.is_meta()) return results;
+    const DeviceScope scope(logits.device());
+    if (logits.scalar_type() == at::kDouble) {
+      const Tensor scores = composite_scores(logits, how.score);
+      const Tensor ranked = dense((bias ? scores + *bias : scores).to(at::kFloat));
+      top_k({.scores = const_view<float>(ranked), .ids = view<int32_t>(out[0])}, scope.exec());
+      out[1].copy_(composite_weights(logits, out[0], how));
+      const Tensor flat = out[0].flatten().to(at::kLong);
+      out[2].zero_().scatter_add_(0, flat, at::ones_like(flat));
+      return results;
+    }
+    const Tensor from = dense(logits);
+    const OptionalTensor f32_bias = bias ? OptionalTensor(dense(bias->to(at::kFloat))) : bias;
+    SelectArgs args{.logits = const_view<float>(from),
+                    .bias = std::nullopt,
+                    .weighting = how,
+                    .ids = view<int32_t>(out[0]),
+                    .weights = view<float>(out[1]),
+                    .counts = view<int64_t>(out[2])};
+    if (f32_bias) args.bias = const_view<float>(*f32_bias);
+    select(args, scope.exec());
+    return results;
+  });
+}
+
+Tensor select_experts_backward_op(const Tensor& dweights, const Tensor& logits, const Tensor& ids,
+                                  std::string_view score, bool normalize, double scale) {
+  return with_op(kOp, [&] {
+    const Weighting how = parse_weighting(score, normalize, scale);
+    TORCH_CHECK_TYPE(logits.scalar_type() == at::kFloat && dweights.scalar_type() == at::kFloat,
+                     kOp, ": logits and dweights must be torch.float32, got ",
+                     dtype_name(logits.scalar_type()), " and ", dtype_name(dweights.scalar_type()));
+    TORCH_CHECK_TYPE(ids.scalar_type() == at::kInt, kOp, ": ids must be torch.int32, got ",
+                     dtype_name(ids.scalar_type()));
+    check_logits(logits);
+    check_shape({kOp, "ids", ids}, {logits.sym_size(0), ids.sym_size(1)});
+    check_shape({kOp, "dweights", dweights}, sym_shape(ids));
+    check_device({kOp, "ids", ids}, logits);
+    check_device({kOp, "dweights", dweights}, logits);
+    const Tensor dlogits = allocate({{"dlogits", at::kFloat, sym_shape(logits)}}, logits)[0];
+    if (logits.is_meta()) return dlogits;
+    const DeviceScope scope(logits.device());
+    const Tensor of_weights = dense(dweights), from = dense(logits), chosen = dense(ids);
+    select_backward({.dweights = const_view<float>(of_weights),
+                     .logits = const_view<float>(from),
+                     .ids = const_view<int32_t>(chosen),
+                     .weighting = how,
+                     .dlogits = view<float>(dlogits)},
+                    scope.exec());
+    return dlogits;
+  });
+}
+
+void register_ops(torch::Library& m) {
+  m.impl("_select_experts", TORCH_FN(select_experts_op));
+  m.impl("_select_experts_backward", TORCH_FN(select_experts_backward_op));
+}
+
+}  // namespace
+
+Weighting parse_weighting(std::string_view score, bool normalize, double scale) {
+  for (const Score known : {Score::kSoftmax, Score::kSigmoid})
+    if (score == name(known)) return {.score = known, .normalize = normalize, .scale = scale};
+  TORCH_CHECK_VALUE(false, kOp, ": score must be one of softmax, sigmoid, got '", score, "'");
+}
+
+Tensor composite_weights(const Tensor& logits, const Tensor& ids, const Weighting& how) {
+  Tensor weights = composite_scores(logits, how.score).gather(1, ids.to(at::kLong));
+  if (how.normalize) {
+    constexpr double kTiny = std::numeric_limits<double>::min();
+    weights = weights / weights.sum(-1, /*keepdim=*/true).clamp_min(kTiny);
+  }
+  return how.scale == 1 ? weights : weights * how.scale;
+}
+
+MOXIE_REGISTER_OPS(register_ops)
+
+}  // namespace moxie::ops

@@ -1,0 +1,226 @@
+"""What a router computes: logits, the choice of experts, their weights, and the gradients of all."""
+
+import contextlib
+
+import pytest
+import torch
+from torch.library import opcheck
+
+import moxie
+import moxie.nn
+from support import assert_same_bytes
+
+ops = torch.ops.moxie
+
+# (tokens, experts, k): no tokens, one expert, all experts, and more experts than a warp has lanes
+SHAPES = [(0, 4, 2), (1, 1, 1), (7, 1, 1), (33, 5, 5), (64, 8, 2), (129, 33, 4), (300, 256, 8), (20, 1000, 64)]
+OPTIONS = [
+    {}, {"normalize": False}, {"scale": 2.5}, {"score": "sigmoid"}, {"score": "sigmoid", "normalize": False, "scale": 0.5},
+]
+
+
+def make(tokens: int, experts: int, device: str, with_bias: bool = False):
+    logits = torch.randn(tokens, experts, device=device) * 2
+    return logits, torch.rand(experts, device=device) if with_bias else None
+
+
+def reference(logits, bias, k: int, score="softmax", normalize=True, scale=1.0):
+    """The same as torch's ops, in f64: ids by the scores as f32, and differentiable weights."""
+    wide = logits.double()
+    scores = wide.softmax(-1) if score == "softmax" else wide.sigmoid()
+    ranks = scores.detach().float() + (0 if bias is None else bias)
+    ids = torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, :k]
+    weights = scores.gather(1, ids)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return ids, weights * scale
+
+
+@pytest.mark.parametrize("with_bias", (False, True))
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("tokens, experts, k", SHAPES)
+def test_experts_weights_and_gradients_are_those_of_double(device, tokens, experts, k, options, with_bias):
+    logits, bias = make(tokens, experts, device, with_bias)
+    logits.requires_grad_()
+    ids, weights, counts = ops._select_experts(logits, bias, k, **options)
+    expected_ids, expected = reference(logits, bias, k, **options)
+    assert torch.equal(ids.long(), expected_ids)
+    assert torch.equal(counts, torch.bincount(expected_ids.flatten(), minlength=experts))
+    # A score is rounded to f32, so is their sum (in f64, of rounded ones), and the weight: 3 * 2^-24.
+    torch.testing.assert_close(weights.double(), expected, rtol=2**-22, atol=0)
+    dweights = torch.randn_like(weights)
+    actual, = torch.autograd.grad(weights, logits, dweights)
+    wanted, = torch.autograd.grad(expected, logits, dweights.double())
+    # Both are in f64 until they are rounded to f32. Gradients are differences of products below 10: there f64 loses 10 * 2^-52.
+    torch.testing.assert_close(actual, wanted, rtol=2**-23, atol=1e-13)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("tokens, experts, k", [shape for shape in SHAPES if shape[0]])
+def test_a_tokens_bytes_do_not_depend_on_its_place(device, tokens, experts, k, options):
+    logits, bias = make(tokens, experts, device, with_bias=True)
+    order = torch.randperm(tokens, device=device)
+    dweights = torch.randn(tokens, k, device=device)
+
+    def run(logits, dweights):
+        logits = logits.clone().requires_grad_()
+        ids, weights, counts = ops._select_experts(logits, bias, k, **options)
+        return ids, weights.detach(), torch.autograd.grad(weights, logits, dweights)[0], counts
+
+    *by_token, counts = run(logits, dweights)
+    *permuted, permuted_counts = run(logits[order], dweights[order])
+    assert_same_bytes(permuted, [tensor[order] for tensor in by_token])
+    assert torch.equal(counts, permuted_counts)
+    assert_same_bytes(run(logits, dweights), [*by_token, counts])
+
+
+def test_equal_scores_go_by_id_and_nan_comes_last(device):
+    nan, infinity = float("nan"), float("inf")
+    logits = torch.tensor([[1.0, 2, 1, 2], [nan, -infinity, nan, 3], [nan] * 4], device=device)
+    ids, weights, counts = ops._select_experts(logits, None, 3, score="sigmoid")
+    assert ids.tolist() == [[1, 3, 0], [3, 1, 0], [0, 1, 2]]
+    assert counts.tolist() == [3, 3, 1, 2]
+    assert weights[0].isfinite().all() and weights[1:].isnan().all()
+    assert ops._select_experts(logits[:2], None, 2)[0].tolist() == [[1, 3], [0, 1]]
+
+
+def test_strided_logits_and_gradients_are_the_dense_ones(device):
+    logits = torch.randn(9, 40, device=device).t()[::2].requires_grad_()
+    dense = logits.detach().contiguous().requires_grad_()
+    grads = []
+    for values in (logits, dense):
+        _, weights, _ = ops._select_experts(values, None, 2, normalize=False)
+        grads.append(torch.autograd.grad(weights.sum(), values)[0])
+    assert_same_bytes(*grads)
+
+
+def arguments(device: str):
+    logits, bias = make(70, 9, device, with_bias=True)
+    ids, weights, _ = ops._select_experts(logits, bias, 3)
+    x = torch.randn(70, 24, device=device, dtype=torch.bfloat16)
+    return logits, bias, ids, weights, x, torch.randn(9, 24, device=device)
+
+
+def test_the_ops_obey_torch(device):
+    logits, bias, ids, weights, x, weight = arguments(device)
+    opcheck(ops._split_bf16.default, (logits, [0, 1, 2, 0, 0, 1]))
+    opcheck(ops._gate_logits_backward.default, (logits, weight, x, torch.bfloat16))
+    opcheck(ops._gate_logits_backward.default, (logits, weight, x, None))
+    opcheck(ops._gate_logits_backward.default, (logits, weight, None, torch.bfloat16))
+    opcheck(ops._select_experts_backward.default, (weights, logits, ids, "sigmoid", True, 2.0))
+    for bias_or_none in (bias, None):
+        opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"score": "sigmoid", "scale": 2.0})
+    # The check of the traced backward adds up all results in the dtype of the first, and ids are integers. A compiled router,
+    # below, stands in for it.
+    checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
+    for values in (logits, logits.double()):
+        opcheck(ops._select_experts.default, (values.clone().requires_grad_(), bias, 3), test_utils=checks)
+
+
+@pytest.mark.parametrize("score", ("softmax", "sigmoid"))
+def test_a_compiled_router_gives_the_same_bytes(device, score):
+    router = moxie.nn.Router(24, 9, 3, score=score, balance="bias", device=device, dtype=torch.bfloat16)
+    compiled = torch.compile(router, fullgraph=True)
+    for tokens in (40, 51):
+        x = torch.randn(tokens, 24, device=device, dtype=torch.bfloat16, requires_grad=True)
+        results = []
+        for module in (router, compiled):
+            router.reset_load_()
+            routing = module(x)
+            grads = torch.autograd.grad(routing.weights.square().sum(), [x, router.gate.weight])
+            results.append([routing.ids, routing.weights.detach(), *grads, router.load.clone()])
+        assert_same_bytes(*results)
+
+
+def test_a_double_router_runs_in_inference_mode():
+    router = moxie.nn.Router(24, 9, 3, dtype=torch.float64)
+    x = torch.randn(5, 24, dtype=torch.float64)
+    expected = router(x)
+    with torch.inference_mode():
+        routing = router(x)
+    assert torch.equal(routing.ids, expected.ids) and torch.equal(routing.weights, expected.weights)
+
+
+def test_three_terms_add_up_to_the_matrix(device):
+    x = torch.randn(30, 12, device=device)
+    terms = ops._split_bf16(x, [0, 1, 2, 0])
+    assert terms.shape == (30, 48) and terms.dtype == torch.bfloat16
+    first, second, third, again = terms.double().view(30, 4, 12).unbind(1)
+    assert torch.equal(first + second + third, x.double()) and torch.equal(again, first)
+
+
+@contextlib.contextmanager
+def precision(tf32: bool, reduced: bool):
+    backend = torch.backends.cuda.matmul
+    before = backend.allow_tf32, backend.allow_bf16_reduced_precision_reduction
+    backend.allow_tf32, backend.allow_bf16_reduced_precision_reduction = tf32, reduced
+    try:
+        yield
+    finally:
+        backend.allow_tf32, backend.allow_bf16_reduced_precision_reduction = before
+
+
+X_AND_WEIGHT = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32),
+                (torch.float32, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("tf32", (False, True))
+@pytest.mark.parametrize("of_x, of_weight", X_AND_WEIGHT, ids=str)
+@pytest.mark.parametrize("tokens, dim, experts", [(300, 2048, 16), (70, 130, 5), (1000, 512, 128), (9, 7, 1)])
+def test_logits_and_their_gradients_are_exact_to_f32_sums(device, tokens, dim, experts, of_x, of_weight, tf32):
+    x = torch.randn(tokens, dim, device=device).to(of_x).requires_grad_()
+    weight = (torch.randn(experts, dim, device=device) / dim**0.5).to(of_weight).requires_grad_()
+    dlogits = torch.randn(tokens, experts, device=device)
+    with precision(tf32, reduced=True):
+        logits = moxie.gate_logits(x, weight)
+        dx, dweight = torch.autograd.grad(logits, (x, weight), dlogits)
+    assert logits.dtype == torch.float32 and dx.dtype == of_x and dweight.dtype == of_weight
+    wide_x, wide_weight, wide_dlogits = x.detach().double(), weight.detach().double(), dlogits.double()
+    products = {
+        "logits": (logits, wide_x, wide_weight.t()),
+        "dx": (dx, wide_dlogits, wide_weight),
+        "dweight": (dweight, wide_dlogits.t(), wide_x),
+    }
+    for name, (actual, left, right) in products.items():
+        exact, magnitudes = left @ right, left.abs() @ right.abs()
+        # f32 sums of up to 2048 values of both signs: 2^-18 of their magnitudes. TF32 or bf16 partial sums would be 2^-11 or
+        # 2^-9 off. Then a rounding to bf16, if that is the dtype.
+        bound = 2**-18 * magnitudes + (exact.abs() * 2**-8 if actual.dtype == torch.bfloat16 else 0)
+        assert ((actual.double() - exact).abs() <= bound).all(), name
+
+
+def test_values_that_are_not_finite_stay_visible(device):
+    x = torch.randn(6, 16, device=device, dtype=torch.bfloat16)
+    weight = torch.randn(4, 16, device=device)
+    weight[1, 3], weight[2, 5] = float("inf"), float("nan")
+    logits = moxie.gate_logits(x, weight)
+    assert logits[:, 0].isfinite().all() and logits[:, 3].isfinite().all()
+    assert not logits[:, 1].isfinite().any() and logits[:, 2].isnan().all()
+
+
+@pytest.mark.parametrize("needs_x, needs_weight", [(True, False), (False, True)])
+def test_either_gradient_of_logits_can_be_asked_for_alone(device, needs_x, needs_weight):
+    x = torch.randn(20, 16, device=device, dtype=torch.bfloat16)
+    weight, dlogits = torch.randn(4, 16, device=device), torch.randn(20, 4, device=device)
+
+    def grads(needs_x, needs_weight):
+        leaves = [x.clone().requires_grad_(needs_x), weight.clone().requires_grad_(needs_weight)]
+        moxie.gate_logits(*leaves).backward(dlogits)
+        return [leaf.grad for leaf in leaves]
+
+    both, one = grads(True, True), grads(needs_x, needs_weight)
+    assert_same_bytes([grad for grad in one if grad is not None], both[:1] if needs_x else both[1:])
+
+
+@pytest.mark.parametrize("call, error, message", [
+    (lambda: ops._select_experts(torch.zeros(3, 4), None, 5), ValueError, "select_experts: k must be 1 to the 4 experts"),
+    (lambda: ops._select_experts(torch.zeros(3, 4), None, 2, score="relu"), ValueError, "score must be one of .* got 'relu'"),
+    (lambda: ops._select_experts(torch.zeros(3, 4), torch.zeros(3), 2), ValueError, "bias must be \\[4\\], got \\[3\\]"),
+    (lambda: ops._select_experts(torch.zeros(3, 4).bfloat16(), None, 2), TypeError, "logits must be torch.float32, got .*bf"),
+    (lambda: ops._select_experts(torch.zeros(3, 2000), None, 2), ValueError, "there must be 1 to 1024 experts, got 2000"),
+    (lambda: ops._split_bf16(torch.zeros(3, 4), [3]), ValueError, "split_bf16: terms must be 0 to 2, got 3"),
+    (lambda: ops._split_bf16(torch.zeros(3, 4).bfloat16(), [0]), TypeError, "split_bf16: x must be torch.float32"),
+])
+def test_a_bad_call_says_the_op_the_rule_and_the_value(call, error, message):
+    with pytest.raises(error, match=message):
+        call()
