@@ -63,15 +63,21 @@ def compared(folder: pathlib.Path) -> list[dict]:
     """One entry per recipe that is not the base."""
     found = json.loads((folder / "compare.json").read_text())
     base, *recipes = found["recipes"]
-    return [{
-        "recipe": recipe["recipe"], "eval_loss": recipe["eval_loss"], "base_eval_loss": base["eval_loss"],
-        "bigram_entropy": found["bigram_entropy"], "difference_percent": recipe["difference_percent"],
-        "interval_percent": recipe["interval_percent"],
-        "by_seed_percent": [entry["difference_percent"] for entry in recipe["runs"]],
-        "passes": None not in (recipe["eval_loss"], base["eval_loss"], *recipe["interval_percent"])  # null: not finite
-        and recipe["interval_percent"][1] <= MOST_PERCENT
-        and max(recipe["eval_loss"], base["eval_loss"]) < found["bigram_entropy"],
-    } for recipe in recipes]
+    return [
+        {
+            "recipe": recipe["recipe"],
+            "eval_loss": recipe["eval_loss"],
+            "base_eval_loss": base["eval_loss"],
+            "bigram_entropy": found["bigram_entropy"],
+            "difference_percent": recipe["difference_percent"],
+            "interval_percent": recipe["interval_percent"],
+            "by_seed_percent": [entry["difference_percent"] for entry in recipe["runs"]],
+            "passes": None not in (recipe["eval_loss"], base["eval_loss"], *recipe["interval_percent"])  # null: not finite
+            and recipe["interval_percent"][1] <= MOST_PERCENT
+            and max(recipe["eval_loss"], base["eval_loss"]) < found["bigram_entropy"],
+        }
+        for recipe in recipes
+    ]
 
 
 def losses(folder: pathlib.Path) -> dict[int, float]:
@@ -107,13 +113,21 @@ def main() -> int:
         report["curves"] = [curve(options.runs, recipe) for recipe in CURVE_RECIPES]
     harness.write_report(report, options, "convergence")
     lines = [("recipe", "difference to bf16", "95 % interval", "verdict")]
-    lines += [(row["recipe"], f"{row['difference_percent']:+.2f} %",
-               "{:+.2f} % to {:+.2f} %".format(*row["interval_percent"]), "passes" if row["passes"] else "fails")
-              for row in report["rows"]]
+    lines += [
+        (
+            row["recipe"],
+            f"{row['difference_percent']:+.2f} %",
+            "{:+.2f} % to {:+.2f} %".format(*row["interval_percent"]),
+            "passes" if row["passes"] else "fails",
+        )
+        for row in report["rows"]
+    ]
     print(harness.text_table(lines, 1))
     for row in report.get("curves", []):
-        print(f"{row['recipe']}: cpu {row['cpu'][-1]:.3f}, cuda {row['cuda'][-1]:.3f} after {row['steps'][-1]} steps, "
-              f"seeds {row['seed_deviation'][-1]:.3f} apart")
+        print(
+            f"{row['recipe']}: cpu {row['cpu'][-1]:.3f}, cuda {row['cuda'][-1]:.3f} after {row['steps'][-1]} steps, "
+            f"seeds {row['seed_deviation'][-1]:.3f} apart"
+        )
     return 0 if all(row["passes"] == (row["recipe"] != BROKEN) for row in report["rows"]) else 1
 
 

@@ -109,8 +109,7 @@ def torchao_forward(offs: torch.Tensor) -> Callable | None:
         from torchao.quantization.quantize_.common import KernelPreference
     except ImportError:
         return None
-    return lambda x, w: torchao._to_mxfp8_then_scaled_grouped_mm(
-        x, w.mT, offs=offs, kernel_preference=KernelPreference.EMULATED)
+    return lambda x, w: torchao._to_mxfp8_then_scaled_grouped_mm(x, w.mT, offs=offs, kernel_preference=KernelPreference.EMULATED)
 
 
 def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ...]], recipes: list[str]) -> list[Bench]:
@@ -124,8 +123,13 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
         benches.append(Bench(recipe, kind, lambda x, w, recipe=recipe: moxie.grouped_mm(x, w, offs, recipe=recipe)))
         if device == "cuda" and recipe in CACHED:
             caches = {w: moxie.quantize_weights(w.detach(), recipe=recipe) for _, w, _ in buffers}
-            benches.append(Bench(f"{recipe}, w quantized before", kind, lambda x, w, recipe=recipe, caches=caches: moxie.grouped_mm(
-                x, w, offs, recipe=recipe, quantized_w=caches[w])))
+            benches.append(
+                Bench(
+                    f"{recipe}, w quantized before",
+                    kind,
+                    lambda x, w, recipe=recipe, caches=caches: moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=caches[w]),
+                )
+            )
     # torchao takes no other groups than aligned ones; on a GPU its emulation is left out.
     aligned = aligned_sizes(sizes, 32)
     if device == "cpu" and sum(sizes) % 32 == 0 and min(aligned) > 0:
@@ -139,8 +143,10 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
     """x, w, dy; random values, never zeros."""
     rows, n, k, groups = shape
     random_of = lambda *sizes: torch.randn(*sizes, device=device).to(torch.bfloat16)  # noqa: E731
-    return [(random_of(rows, k).requires_grad_(), (random_of(groups, n, k) * k**-0.5).requires_grad_(), random_of(rows, n))
-            for _ in range(NUM_BUFFERS)]
+    return [
+        (random_of(rows, k).requires_grad_(), (random_of(groups, n, k) * k**-0.5).requires_grad_(), random_of(rows, n))
+        for _ in range(NUM_BUFFERS)
+    ]
 
 
 def layout_made(recipe: str, w: torch.Tensor) -> str:
@@ -168,8 +174,9 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
     def quantize(t: torch.Tensor, colwise: str) -> tuple[torch.Tensor, ...]:
         if blocks.scaling == "row":
             return *moxie.quantize_per_row(t, offs=offs), *moxie.quantize_per_col(t, offs=offs)
-        return moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule,
-                                   scale_layout=layout)
+        return moxie.quantize_both(
+            t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule, scale_layout=layout
+        )
 
     of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
     of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
@@ -177,18 +184,27 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
     layout = layout_made(recipe, w[0])
     how = {"recipe": recipe, "scale_layout": layout}
     xq, wq, dyq = ([of(i) for i in range(NUM_BUFFERS)] for of in (of_x, of_w, of_dy))
-    at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form:2 * form + 2]  # noqa: E731
+    at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form : 2 * form + 2]  # noqa: E731
     flops, a, b = 2.0 * sum(sizes) * n * k, rows * (k + 2 * n), groups * n * k
     return [
         Pass(recipe, "quantize x", 0, 4.0 * rows * k, of_x),
         Pass(recipe, "quantize w", 0, 4.0 * b, of_w),
         Pass(recipe, "quantize dy", 0, 4.0 * rows * n, of_dy),
-        Pass(recipe, "forward", flops, a + b,
-             lambda i: moxie.grouped_fwd(*at(xq, i, 0), *at(wq, i, 0), offs, **how)),
-        Pass(recipe, "dgrad", flops, rows * (n + 2 * k) + b,
-             lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, **how)),
-        Pass(recipe, "wgrad", flops, rows * (n + k) + 2 * b,
-             lambda i: moxie.grouped_wgrad(*at(dyq, i, 1), *at(xq, i, 1), rows, offs, **how)),
+        Pass(recipe, "forward", flops, a + b, lambda i: moxie.grouped_fwd(*at(xq, i, 0), *at(wq, i, 0), offs, **how)),
+        Pass(
+            recipe,
+            "dgrad",
+            flops,
+            rows * (n + 2 * k) + b,
+            lambda i: moxie.grouped_dgrad(*at(dyq, i, 0), *at(wq, i, 1), offs, **how),
+        ),
+        Pass(
+            recipe,
+            "wgrad",
+            flops,
+            rows * (n + k) + 2 * b,
+            lambda i: moxie.grouped_wgrad(*at(dyq, i, 1), *at(xq, i, 1), rows, offs, **how),
+        ),
     ]
 
 
@@ -196,9 +212,13 @@ def dense_pass() -> Pass:
     size = 8192
     a, b = (torch.randn(size, size, device="cuda").to(torch.float8_e4m3fn) for _ in range(2))
     ones = torch.ones(size, 1, device="cuda")
-    return Pass("", DENSE, 2.0 * size**3, 4.0 * size**2,
-                lambda i: torch._scaled_mm(a, b.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16,
-                                           use_fast_accum=True))
+    return Pass(
+        "",
+        DENSE,
+        2.0 * size**3,
+        4.0 * size**2,
+        lambda i: torch._scaled_mm(a, b.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16, use_fast_accum=True),
+    )
 
 
 # ---- how ---------------------------------------------------------------------------------------------------------------------
@@ -241,9 +261,16 @@ def rows_of(benches: list[Bench], shape: tuple[int, ...]) -> list[dict]:
     for bench in benches:
         forward, backward = zip(*bench.seconds)
         total = [sum(seconds) for seconds in bench.seconds]
-        rows.append({"name": bench.name, "shape": list(shape), "groups": bench.groups,
-                     "forward_seconds": harness.spread(forward), "backward_seconds": harness.spread(backward),
-                     "seconds": harness.spread(total)})
+        rows.append(
+            {
+                "name": bench.name,
+                "shape": list(shape),
+                "groups": bench.groups,
+                "forward_seconds": harness.spread(forward),
+                "backward_seconds": harness.spread(backward),
+                "seconds": harness.spread(total),
+            }
+        )
     baseline = min(row["seconds"]["median"] for row in rows if row["name"] == BASELINE)
     sustained = [bench.sustained for bench in benches if bench.name == BASELINE and bench.sustained]
     for row, bench in zip(rows, benches):
@@ -259,14 +286,18 @@ def pass_rows(passes: list[Pass], shape: tuple[int, ...]) -> list[dict]:
     dense = next((one for one in passes if one.name == DENSE), None)
     rows = []
     for one in passes:
-        row = {"name": one.recipe, "pass": one.name, "shape": list(shape),
-               "seconds": harness.spread([lap for lap, in one.seconds])}
+        row = {
+            "name": one.recipe,
+            "pass": one.name,
+            "shape": list(shape),
+            "seconds": harness.spread([lap for (lap,) in one.seconds]),
+        }
         for protocol, seconds in (("burst", row["seconds"]["median"]), ("sustained", one.sustained)):
             if seconds is None:
                 continue
             row[protocol] = (one.flops / 1e12 if one.flops else one.bytes / 1e9) / seconds
             if dense and one.flops:
-                base = statistics.median(lap for lap, in dense.seconds) if protocol == "burst" else dense.sustained
+                base = statistics.median(lap for (lap,) in dense.seconds) if protocol == "burst" else dense.sustained
                 row[f"{protocol}_of_dense"] = row[protocol] * base / (dense.flops / 1e12)
         row["flops"], row["bytes"] = one.flops, one.bytes
         rows.append(row)
@@ -283,17 +314,29 @@ def table(report: dict) -> str:
         if sustained:
             cells += [f"{row['sustained_seconds'] * 1e3:.3f}", f"{row['sustained_times_bf16']:.2f}"]
         lines.append((row["name"], "x".join(map(str, row["shape"])), row["groups"], *cells))
-    return (f"{harness.about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}; median of "
-            f"{report['repetitions']}; w quantized in every step\n{harness.text_table(lines, left=3)}")
+    return (
+        f"{harness.about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}; median of "
+        f"{report['repetitions']}; w quantized in every step\n{harness.text_table(lines, left=3)}"
+    )
 
 
 def pass_table(report: dict) -> str:
     lines = [("recipe", "M x N x K x G", "pass", "ms", "burst", "of dense", "sustained", "of dense", "")]
     for row in report["passes"]:
         number = lambda name, form: format(row[name], form) if name in row else ""  # noqa: E731
-        lines.append((row["name"], "x".join(map(str, row["shape"])), row["pass"], f"{row['seconds']['median'] * 1e3:.3f}",
-                      number("burst", ".1f"), number("burst_of_dense", ".3f"), number("sustained", ".1f"),
-                      number("sustained_of_dense", ".3f"), "TFLOPS" if row["flops"] else "GB/s"))
+        lines.append(
+            (
+                row["name"],
+                "x".join(map(str, row["shape"])),
+                row["pass"],
+                f"{row['seconds']['median'] * 1e3:.3f}",
+                number("burst", ".1f"),
+                number("burst_of_dense", ".3f"),
+                number("sustained", ".1f"),
+                number("sustained_of_dense", ".3f"),
+                "TFLOPS" if row["flops"] else "GB/s",
+            )
+        )
     return harness.text_table(lines, left=3)
 
 
@@ -308,10 +351,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     harness.add_options(parser)
     parser.add_argument("--shape", nargs="+", type=parse_shape, help="MxNxKxG: x [M, K], w [G, N, K]")
-    parser.add_argument("--grid", action="store_true", help="16 shapes: M 32768 and 128000; N x K 8192 x 5120 and 2048 x 7168; G 1, 2, 4, 8")
+    parser.add_argument(
+        "--grid", action="store_true", help="16 shapes: M 32768 and 128000; N x K 8192 x 5120 and 2048 x 7168; G 1, 2, 4, 8"
+    )
     parser.add_argument("--recipes", nargs="+", help="default: every one whose numerics differ")
-    parser.add_argument("--groups", choices=("ragged", "zipf"), default="ragged",
-                        help="sizes near the mean; or one large, one empty, the others falling")
+    parser.add_argument(
+        "--groups",
+        choices=("ragged", "zipf"),
+        default="ragged",
+        help="sizes near the mean; or one large, one empty, the others falling",
+    )
     parser.add_argument("--sustained", action="store_true", help="also 1 s of each after 2 s of it")
     parser.add_argument("--passes", action="store_true", help="also each quantizer and product of a step on its own")
     parser.add_argument("--plot", type=pathlib.Path, help="picture: speed-up against M, and the roofline of --passes")
@@ -320,7 +369,8 @@ def main() -> int:
         parser.error("--grid is 16 large shapes, --quick small ones: give one of them")
     recipes = options.recipes or [name for name in moxie.recipe_names() if "emulated" not in name]
     shapes = (options.shape or []) + (GRID if options.grid else []) or [
-        parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
+        parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]
+    ]
     report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": [], "passes": []}
     for shape in shapes:
         sizes = (zipf_sizes if options.groups == "zipf" else ragged_sizes)(shape[0], shape[3])

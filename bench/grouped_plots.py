@@ -35,8 +35,16 @@ def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[lis
                 lines.setdefault((row["name"], groups, style), []).append((m, 1 / row[field]))
     for (name, groups, style), points in lines.items():
         m, speed_up = zip(*sorted(points))
-        axes.plot(m, speed_up, style, color=f"C{names.index(name) % 10}", linewidth=1, markersize=5,
-                  marker=MARKERS[groups_of.index(groups) % len(MARKERS)], fillstyle="full" if style == "-" else "none")
+        axes.plot(
+            m,
+            speed_up,
+            style,
+            color=f"C{names.index(name) % 10}",
+            linewidth=1,
+            markersize=5,
+            marker=MARKERS[groups_of.index(groups) % len(MARKERS)],
+            fillstyle="full" if style == "-" else "none",
+        )
     ticks = sorted({row["shape"][0] for row in rows})
     axes.axhline(1, color="gray", linewidth=0.8)
     axes.set_xscale("log", base=2)
@@ -50,8 +58,10 @@ def legend_of(figure, keys: tuple[list[str], list[int]], sustained: bool) -> Non
     names, groups_of = keys
     line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)  # noqa: E731
     handles = [line(name, color=f"C{i % 10}") for i, name in enumerate(names)]
-    handles += [line(f"{groups} groups" if groups > 1 else "1 group", color="gray", linestyle="none", marker=MARKERS[i % len(MARKERS)])
-                for i, groups in enumerate(groups_of)]
+    handles += [
+        line(f"{groups} groups" if groups > 1 else "1 group", color="gray", linestyle="none", marker=MARKERS[i % len(MARKERS)])
+        for i, groups in enumerate(groups_of)
+    ]
     if sustained:
         handles.append(line("sustained", color="gray", linestyle="--", marker="o", fillstyle="none"))
     figure.legend(handles=handles, loc="lower center", ncols=min(len(handles), 5), fontsize="small", frameon=False)
@@ -62,12 +72,21 @@ def draw_roofline(axes, passes: list[dict], device: str) -> None:
     bandwidth, top = copy_bandwidth(device), max(row["burst"] for row in products)
     first, last = (pick(row["flops"] / row["bytes"] for row in products) for pick in (min, max))
     intensity = [first / 8, top * 1e12 / bandwidth, max(last * 2, top * 2e12 / bandwidth)]
-    axes.plot(intensity, [min(x * bandwidth / 1e12, top) for x in intensity], color="gray",
-              label=f"copy, {bandwidth / 1e9:.0f} GB/s; the fastest product here, {top:.4g} TFLOPS")
+    axes.plot(
+        intensity,
+        [min(x * bandwidth / 1e12, top) for x in intensity],
+        color="gray",
+        label=f"copy, {bandwidth / 1e9:.0f} GB/s; the fastest product here, {top:.4g} TFLOPS",
+    )
     for name, marker in (("forward", "o"), ("dgrad", "s"), ("wgrad", "^")):
         points = [row for row in products if row["pass"] == name]
-        axes.plot([row["flops"] / row["bytes"] for row in points], [row["burst"] for row in points], marker,
-                  linestyle="none", label=name)
+        axes.plot(
+            [row["flops"] / row["bytes"] for row in points],
+            [row["burst"] for row in points],
+            marker,
+            linestyle="none",
+            label=name,
+        )
     dense = [row for row in products if row["pass"] not in ("forward", "dgrad", "wgrad")]
     for row in dense[:1]:
         axes.plot([row["flops"] / row["bytes"]], [row["burst"]], "*", markersize=10, label=row["pass"])
@@ -83,7 +102,7 @@ def draw(report: dict, path: pathlib.Path, device: str, baseline: str, title: st
     keys = (list(dict.fromkeys(row["name"] for row in rows)), sorted({row["shape"][3] for row in rows}))
     count = len(sizes) + bool(report["passes"])
     figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 5.2), squeeze=False)
-    speed_ups = axes[0][:len(sizes)]
+    speed_ups = axes[0][: len(sizes)]
     for of_size, size in zip(speed_ups, sizes):
         draw_speed_up(of_size, rows, size, keys)
     lowest, highest = zip(*(of_size.get_ylim() for of_size in speed_ups))

@@ -120,8 +120,13 @@ def rounds(repetitions: int):
     progress(None, 0)
 
 
-def interleave(jobs: list[tuple[list[Callable[[int], object]], list]], repetitions: int, device: str,
-               warm_up: int = BURST_WARM_UP, timed: int = BURST) -> None:
+def interleave(
+    jobs: list[tuple[list[Callable[[int], object]], list]],
+    repetitions: int,
+    device: str,
+    warm_up: int = BURST_WARM_UP,
+    timed: int = BURST,
+) -> None:
     """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps.
 
     On a GPU a job's part of a round is a burst of `timed` repetitions.
@@ -174,8 +179,13 @@ def machine(device: str) -> dict:
     if device == "cpu" and cpuinfo.exists():
         found = re.search(r"model name\s*:\s*(.*)", cpuinfo.read_text())
         name = found[1].strip() if found else name
-    return {"name": name, "threads": torch.get_num_threads(), "torch": torch.__version__,
-            "python": platform.python_version(), "onednn_max_isa": os.environ["ONEDNN_MAX_CPU_ISA"]}
+    return {
+        "name": name,
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "onednn_max_isa": os.environ["ONEDNN_MAX_CPU_ISA"],
+    }
 
 
 def slug(machine: dict, device: str) -> str:
@@ -186,8 +196,10 @@ def slug(machine: dict, device: str) -> str:
 def begin_report(script: str, options: argparse.Namespace) -> dict:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"), "modified": bool(git("status", "--porcelain")),
-        "command": shlex.join([script, *sys.argv[1:]]), "machine": machine(options.device),
+        "commit": git("rev-parse", "HEAD"),
+        "modified": bool(git("status", "--porcelain")),
+        "command": shlex.join([script, *sys.argv[1:]]),
+        "machine": machine(options.device),
         "repetitions": options.repetitions,
     }
 
@@ -206,7 +218,8 @@ def report_text(report: dict) -> str:
 def write_report(report: dict, options: argparse.Namespace, name: str) -> None:
     """To --out, or bench/results/<device>/<name>.json."""
     path = options.out or RESULTS / slug(report["machine"], options.device) / (
-        f"quick_{name}.json" if options.quick else f"{name}.json")
+        f"quick_{name}.json" if options.quick else f"{name}.json"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(report_text(report))
     print(f"written to {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}\n")
@@ -220,7 +233,9 @@ def about(report: dict) -> str:
 def text_table(lines: list[tuple[str, ...]], left: int) -> str:
     """Columns padded, the first `left` of them to the left; the first line is the head."""
     widths = [max(map(len, column)) for column in zip(*lines)]
-    text = [" | ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
-            for line in lines]
+    text = [
+        " | ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))
+        for line in lines
+    ]
     text.insert(1, "-+-".join("-" * width for width in widths))
     return "\n".join(text)

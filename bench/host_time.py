@@ -43,8 +43,10 @@ def main() -> None:
     report = harness.begin_report("bench/host_time.py", options)
     report |= {"shape": options.shape, "recipe": options.recipe, "steps": steps, "seconds": harness.spread(seconds)}
     harness.write_report(report, options, "host_time")
-    print(f"{harness.about(report)}; {options.shape}, {options.recipe}: {report['seconds']['median'] * 1e3:.3f} ms a step, "
-          f"median of {options.repetitions} times {steps}")
+    print(
+        f"{harness.about(report)}; {options.shape}, {options.recipe}: {report['seconds']['median'] * 1e3:.3f} ms a step, "
+        f"median of {options.repetitions} times {steps}"
+    )
 
 
 if __name__ == "__main__":

@@ -104,15 +104,18 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
         for one in results:
             measure_memory(one, lines, x, dy)
     steps = {one.line.name: calls_of(one.line, x, dy) for one in results}
-    harness.interleave([(steps[one.line.name], one.seconds) for one in results], options.repetitions, options.device,
-                       BURST_WARM_UP, BURST)
+    harness.interleave(
+        [(steps[one.line.name], one.seconds) for one in results], options.repetitions, options.device, BURST_WARM_UP, BURST
+    )
     kernels = []
     for one in results:
         step = lambda i, calls=steps[one.line.name]: [call(i) for call in calls]  # noqa: E731
         if not options.growth:
             one.sustained = harness.sustain(step, min(map(sum, one.seconds)), options.device, options.quick, SUSTAINED_WARM_UP)
         if options.kernels:
-            kernels += [{"name": one.line.name, "shape": shape.sizes(), **row} for row in moe_kernels.profile(step, options.device)]
+            kernels += [
+                {"name": one.line.name, "shape": shape.sizes(), **row} for row in moe_kernels.profile(step, options.device)
+            ]
     return rows_of(results, shape, name), missing, kernels
 
 
@@ -122,7 +125,9 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
 def best_rival(rows: list[dict], shape_name: str) -> dict | None:
     """The faster of compiled stock torch and SonicMoE, burst and sustained; eager stock torch where neither was measured."""
     rivals = {row["name"]: row for row in rows}
-    counted = [rivals[name] for name in (COMPILED, SONIC) if name in rivals] or [rivals[name] for name in (STOCK,) if name in rivals]
+    counted = [rivals[name] for name in (COMPILED, SONIC) if name in rivals] or [
+        rivals[name] for name in (STOCK,) if name in rivals
+    ]
     if not counted:
         return None
     best = {"burst": min((row["seconds"]["median"], row["name"]) for row in counted)}
@@ -139,9 +144,16 @@ def rows_of(results: list[Measured], shape: Shape, shape_name: str) -> list[dict
     rows = []
     for one in results:
         forward, backward = zip(*one.seconds)
-        row = {"name": one.line.name, "shape_name": shape_name, "shape": shape.sizes(), "ours": one.line.ours,
-               "forward_seconds": harness.spread(forward), "backward_seconds": harness.spread(backward),
-               "seconds": harness.spread([sum(laps) for laps in one.seconds]), "difference": one.difference}
+        row = {
+            "name": one.line.name,
+            "shape_name": shape_name,
+            "shape": shape.sizes(),
+            "ours": one.line.ours,
+            "forward_seconds": harness.spread(forward),
+            "backward_seconds": harness.spread(backward),
+            "seconds": harness.spread([sum(laps) for laps in one.seconds]),
+            "difference": one.difference,
+        }
         if one.sustained is not None:
             row["sustained_seconds"] = one.sustained
         if one.saved is not None:
@@ -159,15 +171,36 @@ def rows_of(results: list[Measured], shape: Shape, shape_name: str) -> list[dict
 
 
 def table(report: dict, rows: list[dict]) -> str:
-    head = ("what", "shape", "forward ms", "backward ms", "total ms", "sustained ms", "best rival / this", "sustained", "saved MiB",
-            "peak MiB", "y off stock")
+    head = (
+        "what",
+        "shape",
+        "forward ms",
+        "backward ms",
+        "total ms",
+        "sustained ms",
+        "best rival / this",
+        "sustained",
+        "saved MiB",
+        "peak MiB",
+        "y off stock",
+    )
     lines = [head]
     for row in rows:
         number = lambda name, form, scale=1: format(scale * row[name], form) if name in row else ""  # noqa: E731, B023
         times = [f"{row[part]['median'] * 1e3:.3f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
-        lines.append((row["name"], row["shape_name"], *times, number("sustained_seconds", ".3f", 1e3), number("times_as_fast", ".2f"),
-                      number("sustained_times_as_fast", ".2f"), number("saved_mib", ".0f"), number("peak_mib", ".0f"),
-                      f"{row['difference']:.3f}"))
+        lines.append(
+            (
+                row["name"],
+                row["shape_name"],
+                *times,
+                number("sustained_seconds", ".3f", 1e3),
+                number("times_as_fast", ".2f"),
+                number("sustained_times_as_fast", ".2f"),
+                number("saved_mib", ".0f"),
+                number("peak_mib", ".0f"),
+                f"{row['difference']:.3f}",
+            )
+        )
     best = {row["shape_name"]: row["best_rival"] for row in rows if "best_rival" in row}
     notes = [f"{shape_name}: the best rival is {name}" for shape_name, name in best.items()]
     return "\n".join([f"{harness.about(report)}; median of {report['repetitions']}", *notes, harness.text_table(lines, left=2)])
@@ -178,8 +211,10 @@ def parse_shape(text: str) -> tuple[str, Shape]:
         return text, NAMED[text]
     sizes = harness.sizes_of(text)
     if len(sizes) != 5 or sizes[4] > sizes[3]:
-        raise argparse.ArgumentTypeError(f"a shape is one of {', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k "
-                                         f"with no larger top_k than experts, got {text}")
+        raise argparse.ArgumentTypeError(
+            f"a shape is one of {', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k "
+            f"with no larger top_k than experts, got {text}"
+        )
     return text, Shape(*sizes)
 
 
@@ -189,8 +224,15 @@ def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
     if growth == "tokens":
         shapes = [dataclasses.replace(base, tokens=(64 if quick else 1024) << power) for power in powers]
     else:
-        shapes = [dataclasses.replace(base, experts=1 << power, top_k=min(base.top_k, 1 << power),
-                                      tokens=base.tokens * base.top_k // min(base.top_k, 1 << power)) for power in powers]
+        shapes = [
+            dataclasses.replace(
+                base,
+                experts=1 << power,
+                top_k=min(base.top_k, 1 << power),
+                tokens=base.tokens * base.top_k // min(base.top_k, 1 << power),
+            )
+            for power in powers
+        ]
     return [("x".join(map(str, shape.sizes())), shape) for shape in shapes]
 
 
@@ -204,10 +246,14 @@ def default_rivals(options: argparse.Namespace) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     harness.add_options(parser, repetitions=20)
-    parser.add_argument("--shapes", nargs="+", type=parse_shape, help=f"{', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k")
+    parser.add_argument(
+        "--shapes", nargs="+", type=parse_shape, help=f"{', '.join(NAMED)}, or tokens x dim x hidden_dim x experts x top_k"
+    )
     parser.add_argument("--rivals", nargs="*", choices=RIVALS, help="default: all on a GPU, and fewer with --growth or --quick")
     parser.add_argument("--recipes", nargs="*", default=["bf16", *CACHED], help="of Moxie's layer")
-    parser.add_argument("--growth", choices=("tokens", "experts"), help="1k to 256k tokens or 1 to 256 experts of the one shape (qwen3)")
+    parser.add_argument(
+        "--growth", choices=("tokens", "experts"), help="1k to 256k tokens or 1 to 256 experts of the one shape (qwen3)"
+    )
     parser.add_argument("--kernels", action="store_true", help="also the time of a step by kernel")
     options = harness.parse_options(parser)
     options.rivals = default_rivals(options) if options.rivals is None else options.rivals

@@ -33,14 +33,21 @@ def profile(step: Callable[[int], object], device: str) -> list[dict]:
             continue
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total
         if microseconds > 0:
-            rows.append({"kernel": NOISE.sub("", event.key), "launches": event.count / STEPS, "seconds": microseconds / STEPS / 1e6})
+            rows.append(
+                {"kernel": NOISE.sub("", event.key), "launches": event.count / STEPS, "seconds": microseconds / STEPS / 1e6}
+            )
     rows.sort(key=lambda row: -row["seconds"])
     total = sum(row["seconds"] for row in rows)
     small = [row for row in rows if row["seconds"] < SMALLEST_SHARE * total]
-    rows = rows[:len(rows) - len(small)]
+    rows = rows[: len(rows) - len(small)]
     if small:
-        rows.append({"kernel": f"{len(small)} others", "launches": sum(row["launches"] for row in small),
-                     "seconds": sum(row["seconds"] for row in small)})
+        rows.append(
+            {
+                "kernel": f"{len(small)} others",
+                "launches": sum(row["launches"] for row in small),
+                "seconds": sum(row["seconds"] for row in small),
+            }
+        )
     return rows
 
 
@@ -51,6 +58,14 @@ def table(rows: list[dict]) -> str:
         totals[key] = totals.get(key, 0.0) + row["seconds"]
     lines = [("what", "shape", "kernel", "launches", "ms", "share")]
     for row in rows:
-        lines.append((row["name"], "x".join(map(str, row["shape"])), row["kernel"][:WIDTH], f"{row['launches']:.0f}",
-                      f"{row['seconds'] * 1e3:.3f}", f"{row['seconds'] / totals[row['name'], *row['shape']]:.1%}"))
+        lines.append(
+            (
+                row["name"],
+                "x".join(map(str, row["shape"])),
+                row["kernel"][:WIDTH],
+                f"{row['launches']:.0f}",
+                f"{row['seconds'] * 1e3:.3f}",
+                f"{row['seconds'] / totals[row['name'], *row['shape']]:.1%}",
+            )
+        )
     return harness.text_table(lines, left=3)

@@ -53,8 +53,11 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
         weight = torch.empty(*sizes, device=device, dtype=dtype)
         return nn.Parameter(weight.normal_(std=1 / math.sqrt(sizes[-1])))
 
-    return Weights(make(shape.experts, shape.dim), make(shape.experts, 2 * shape.hidden_dim, shape.dim),
-                   make(shape.experts, shape.dim, shape.hidden_dim))
+    return Weights(
+        make(shape.experts, shape.dim),
+        make(shape.experts, 2 * shape.hidden_dim, shape.dim),
+        make(shape.experts, shape.dim, shape.hidden_dim),
+    )
 
 
 def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor:
@@ -87,8 +90,15 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
     from sonicmoe.enums import ActivationType
 
     with torch.device(weights.w13.device):
-        layer = MoE(num_experts=shape.experts, num_experts_per_tok=shape.top_k, hidden_size=shape.dim,
-                    intermediate_size=shape.hidden_dim, activation_function=ActivationType.SWIGLU, add_bias=False, std=0.02)
+        layer = MoE(
+            num_experts=shape.experts,
+            num_experts_per_tok=shape.top_k,
+            hidden_size=shape.dim,
+            intermediate_size=shape.hidden_dim,
+            activation_function=ActivationType.SWIGLU,
+            add_bias=False,
+            std=0.02,
+        )
     layer.to(weights.w13.dtype)
     layer.router.weight, layer.c_proj.weight = weights.gate, weights.w2
     with torch.no_grad():  # rows of gate and up take turns there
@@ -99,8 +109,9 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
 
 
 def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) -> Line:
-    layer = moxie.nn.MoE(shape.dim, shape.hidden_dim, shape.experts, shape.top_k, recipe=recipe, device=weights.w13.device,
-                         dtype=weights.w13.dtype)
+    layer = moxie.nn.MoE(
+        shape.dim, shape.hidden_dim, shape.experts, shape.top_k, recipe=recipe, device=weights.w13.device, dtype=weights.w13.dtype
+    )
     layer.router.gate.weight, layer.experts.w13, layer.experts.w2 = weights.gate, weights.w13, weights.w2
     layer.experts.set_recipe_(recipe, weight_cache=weight_cache)
     name = f"Moxie {recipe}, weight cache" if weight_cache else f"Moxie {recipe}"
@@ -109,9 +120,11 @@ def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) ->
 
 def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
     """The lines, and of each rival that cannot run here why."""
-    makers = {STOCK: lambda: stock_line(shape, weights, compiled=False),
-              COMPILED: lambda: stock_line(shape, weights, compiled=True),
-              SONIC: lambda: sonic_line(shape, weights)}
+    makers = {
+        STOCK: lambda: stock_line(shape, weights, compiled=False),
+        COMPILED: lambda: stock_line(shape, weights, compiled=True),
+        SONIC: lambda: sonic_line(shape, weights),
+    }
     lines, missing = [], {}
     for name in (RIVALS[rival] for rival in rivals):
         try:

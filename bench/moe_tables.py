@@ -42,10 +42,17 @@ def layer_table(report: dict) -> str:
         rivals |= {lines[OURS]["shape_name"]: lines[OURS]["best_rival"]}
         times = [f"{row['times_as_fast']:.2f}x; {row['sustained_times_as_fast']:.2f}x" for row in ours]
         rows.append([shape_text(lines), *(milliseconds(lines.get(name)) for name in names), *times])
-    head = [SHAPE, *(f"{name}, ms" for name in names), "times as fast as the best rival; sustained", "with a weight cache; sustained"]
+    head = [
+        SHAPE,
+        *(f"{name}, ms" for name in names),
+        "times as fast as the best rival; sustained",
+        "with a weight cache; sustained",
+    ]
     best = ", ".join(f"{shape}: {name}" for shape, name in rivals.items())
-    return (table_of(f"{about(report)}. {median_of(report)} Best rivals: {best}.", head, rows)
-            + f"\n\n![the layer beside its rivals: time and memory](pictures/{PICTURE})")
+    return (
+        table_of(f"{about(report)}. {median_of(report)} Best rivals: {best}.", head, rows)
+        + f"\n\n![the layer beside its rivals: time and memory](pictures/{PICTURE})"
+    )
 
 
 def memory_table(report: dict) -> str:
@@ -60,9 +67,13 @@ def memory_table(report: dict) -> str:
 def growth_table(report: dict) -> str:
     """ms of each line, and what ours keeps for backward."""
     names = names_of(report)
-    rows = [[shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
-            for lines in by_shape(report).values()]
-    return table_of(f"{about(report)}. {median_of(report)}", [SHAPE, *(f"{name}, ms" for name in names), f"{OURS}, saved MiB"], rows)
+    rows = [
+        [shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
+        for lines in by_shape(report).values()
+    ]
+    return table_of(
+        f"{about(report)}. {median_of(report)}", [SHAPE, *(f"{name}, ms" for name in names), f"{OURS}, saved MiB"], rows
+    )
 
 
 def draw(report: dict, path: pathlib.Path) -> None:
@@ -75,7 +86,10 @@ def draw(report: dict, path: pathlib.Path) -> None:
     shapes, names = by_shape(report), names_of(report)
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
     labels = [shape_text(lines).replace(" (", "\n(") for lines in shapes.values()]
-    values = (("ms of a step, burst", lambda row: row["seconds"]["median"] * 1e3), ("MiB saved for backward", lambda row: row["saved_mib"]))
+    values = (
+        ("ms of a step, burst", lambda row: row["seconds"]["median"] * 1e3),
+        ("MiB saved for backward", lambda row: row["saved_mib"]),
+    )
     width = 0.85 / len(names)
     for axes, (title, value) in zip(panels, values):
         for i, name in enumerate(names):

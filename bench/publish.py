@@ -29,7 +29,9 @@ def is_plain(row: dict) -> bool:
 def as_read_on_a_gpu(rows: list[dict]) -> list[dict]:
     """Of ops that were timed in several layouts of scales, those in the one that is read there: swizzled, or quads."""
     known = {(row["op"], row["variant"]) for row in rows}
-    return [row for row in rows if all((row["op"], f"{row['variant']} {layout}") not in known for layout in ("swizzled", "quads"))]
+    return [
+        row for row in rows if all((row["op"], f"{row['variant']} {layout}") not in known for layout in ("swizzled", "quads"))
+    ]
 
 
 def ops_table(report: dict) -> str:
@@ -39,8 +41,16 @@ def ops_table(report: dict) -> str:
             continue
         peer = f"{row['times_torchao']:.0f}x faster" if "times_torchao" in row else ""
         shape = " x ".join(map(str, row["shape"])) + (f", {row['num_groups']} groups" if row["num_groups"] else "")
-        rows.append([f"`{row['op']}` {row['variant']}", shape, f"{row['seconds']['median'] * 1e3:.1f}", f"{row['gb_per_s']:.1f}",
-                     f"{row['of_copy']:.0%}", peer])
+        rows.append(
+            [
+                f"`{row['op']}` {row['variant']}",
+                shape,
+                f"{row['seconds']['median'] * 1e3:.1f}",
+                f"{row['gb_per_s']:.1f}",
+                f"{row['of_copy']:.0%}",
+                peer,
+            ]
+        )
     copy = f"{about(report)}: a copy of 1 GiB moves {report['copy']['gb_per_s']:.1f} GB/s. {median_of(report)}"
     return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
@@ -57,8 +67,11 @@ def widths_table(report: dict) -> str:
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(f"`{row['op']}` {row['variant']}", []).append(f"{100 * row['of_copy']:.1f}")
-    return table_of(f"{about(report)}. {median_of(report)}", ["percent of a copy, 131072 rows", *map(str, widths)],
-                    [[name, *cells] for name, cells in found.items()])
+    return table_of(
+        f"{about(report)}. {median_of(report)}",
+        ["percent of a copy, 131072 rows", *map(str, widths)],
+        [[name, *cells] for name, cells in found.items()],
+    )
 
 
 def weights_table(report: dict) -> str:
@@ -68,13 +81,18 @@ def weights_table(report: dict) -> str:
     found: dict[str, list[str]] = {}
     for row in rows:
         found.setdefault(f"`{row['op']}` {row['variant']}", []).append(f"{100 * row['of_copy']:.1f}")
-    return table_of("The same run.", ["percent of a copy", *(" x ".join(map(str, shape)) for shape in shapes)],
-                    [[name, *cells] for name, cells in found.items()])
+    return table_of(
+        "The same run.",
+        ["percent of a copy", *(" x ".join(map(str, shape)) for shape in shapes)],
+        [[name, *cells] for name, cells in found.items()],
+    )
 
 
 def scales_table(report: dict) -> str:
     """swizzle_scale beside a copy of as many bytes."""
-    times = {(row["op"], row["variant"]): row["seconds"]["median"] for row in report["rows"] if row["op"] in ("swizzle_scale", "copy")}
+    times = {
+        (row["op"], row["variant"]): row["seconds"]["median"] for row in report["rows"] if row["op"] in ("swizzle_scale", "copy")
+    }
     rows = []
     for (op, variant), seconds in times.items():
         if op == "swizzle_scale":
@@ -92,11 +110,15 @@ def groups_table(report: dict) -> str:
     found: dict[str, list[str]] = {}
     for row in rows:
         slower = few[row["op"], row["variant"], *row["shape"]] / row["of_copy"]
-        found.setdefault(f"`{row['op']}` {row['variant']}", []).extend([f"{100 * row['of_copy']:.1f}", f"{100 * slower - 100:+.1f} %"])
+        found.setdefault(f"`{row['op']}` {row['variant']}", []).extend(
+            [f"{100 * row['of_copy']:.1f}", f"{100 * slower - 100:+.1f} %"]
+        )
     head = [cell for width in widths for cell in (str(width), f"slower than {with_few[0]['num_groups']} groups")]
-    return table_of(f"{about(report)}. {median_of(report)}",
-                    [f"percent of a copy, {rows[0]['shape'][0]} rows, {rows[0]['num_groups']} groups", *head],
-                    [[name, *cells] for name, cells in found.items()])
+    return table_of(
+        f"{about(report)}. {median_of(report)}",
+        [f"percent of a copy, {rows[0]['shape'][0]} rows, {rows[0]['num_groups']} groups", *head],
+        [[name, *cells] for name, cells in found.items()],
+    )
 
 
 def grouped_mm_table(report: dict) -> str:
@@ -106,8 +128,12 @@ def grouped_mm_table(report: dict) -> str:
         name = row["name"] if " " in row["name"] else f"`{row['name']}`"
         ms = [f"{row[part]['median'] * 1e3:.1f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
         rows.append([name, f"{' x '.join(map(str, sizes))}, {groups} {row['groups']}", *ms, f"{row['times_bf16']:.2f}x"])
-    return table_of(f"{about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}. {median_of(report)}",
-                    ["", "M x N x K, groups", "forward ms", "backward ms", "both ms", "of bf16"], rows, words=2)
+    return table_of(
+        f"{about(report)}, oneDNN up to {report['machine']['onednn_max_isa']}. {median_of(report)}",
+        ["", "M x N x K, groups", "forward ms", "backward ms", "both ms", "of bf16"],
+        rows,
+        words=2,
+    )
 
 
 def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
@@ -136,14 +162,21 @@ def headline_table(report: dict) -> str:
         milliseconds = [f"{lines[name]['seconds']['median'] * 1e3:.2f}" for name in (BF16, OURS)]
         times = [1 / ours["times_bf16"], 1 / ours["sustained_times_bf16"], 1 / cached["times_bf16"]]
         rows.append([shape_text(shape), *milliseconds, *(f"{value:.2f}x" for value in times)])
-    return table_of(f"{about(report)}. {median_of(report)}",
-                    ["M x N x K", "bf16, ms", f"`{OURS}`, ms", "times as fast", "sustained", "weights quantized before"], rows)
+    return table_of(
+        f"{about(report)}. {median_of(report)}",
+        ["M x N x K", "bf16, ms", f"`{OURS}`, ms", "times as fast", "sustained", "weights quantized before"],
+        rows,
+    )
 
 
 def headline(report: dict) -> str:
-    times = [1 / rows[OURS][name] for rows in by_shape(report["rows"]).values() for name in ("times_bf16", "sustained_times_bf16")]
-    return (f"- **Fast on Hopper.** Forward and backward over ragged groups, all quantization included, are {min(times):.2f} to {max(times):.2f} times as fast as "
-            f"torch's bf16 on an {report['machine']['name'].split()[-1]} ([Numbers](#numbers)).")
+    times = [
+        1 / rows[OURS][name] for rows in by_shape(report["rows"]).values() for name in ("times_bf16", "sustained_times_bf16")
+    ]
+    return (
+        f"- **Fast on Hopper.** Forward and backward over ragged groups, all quantization included, are {min(times):.2f} to {max(times):.2f} times as fast as "
+        f"torch's bf16 on an {report['machine']['name'].split()[-1]} ([Numbers](#numbers))."
+    )
 
 
 def quoted(name: str) -> str:
@@ -155,7 +188,9 @@ def quoted(name: str) -> str:
 def recipes_table(report: dict) -> str:
     shapes = by_shape(report["rows"])
     recipes = [name for name in next(iter(shapes.values())) if name != BF16]
-    rows = [[shape_text(shape), *(f"{1 / lines[name]['times_bf16']:.2f}x" for name in recipes)] for shape, lines in shapes.items()]
+    rows = [
+        [shape_text(shape), *(f"{1 / lines[name]['times_bf16']:.2f}x" for name in recipes)] for shape, lines in shapes.items()
+    ]
     return table_of(f"{about(report)}. {median_of(report)}", ["times as fast as bf16", *map(quoted, recipes)], rows)
 
 
@@ -166,18 +201,29 @@ def products_table(report: dict) -> str:
         if row["flops"]:
             of_dense = f"; {row['sustained_of_dense']:.3f}" if row["name"] else ""
             shapes.setdefault(tuple(row["shape"]), []).append(f"{row['burst']:.0f}; {row['sustained']:.0f}{of_dense}")
-    return table_of(f"{about(report)}. {median_of(report)}",
-                    ["burst; sustained; of dense sustained", "forward", "dgrad", "wgrad, bf16 dw", "dense 8192^3"],
-                    [[shape_text(shape), *cells] for shape, cells in shapes.items()])
+    return table_of(
+        f"{about(report)}. {median_of(report)}",
+        ["burst; sustained; of dense sustained", "forward", "dgrad", "wgrad, bf16 dw", "dense 8192^3"],
+        [[shape_text(shape), *cells] for shape, cells in shapes.items()],
+    )
 
 
 def sqnr_table(report: dict) -> str:
     *sizes, groups = report["shape"]
     kept = [f"x kept, {rows} rows in {count} groups" for rows, count in report["memory"]]
-    rows = [[f"`{row['recipe']}`", *(f"{row[name]:.1f}" for name in ("y", "dx", "dw")), *(f"{share:.2f}" for share in row["kept_of_bf16"])]
-            for row in report["rows"]]
-    return table_of(f"M x N x K = {' x '.join(map(str, sizes))}, {groups} ragged groups, {report['machine']['name']}, {source(report)}",
-                    ["recipe", "y, dB", "dx, dB", "dw, dB", *kept], rows)
+    rows = [
+        [
+            f"`{row['recipe']}`",
+            *(f"{row[name]:.1f}" for name in ("y", "dx", "dw")),
+            *(f"{share:.2f}" for share in row["kept_of_bf16"]),
+        ]
+        for row in report["rows"]
+    ]
+    return table_of(
+        f"M x N x K = {' x '.join(map(str, sizes))}, {groups} ragged groups, {report['machine']['name']}, {source(report)}",
+        ["recipe", "y, dB", "dx, dB", "dw, dB", *kept],
+        rows,
+    )
 
 
 def convergence_table(report: dict) -> str:
@@ -188,16 +234,22 @@ def convergence_table(report: dict) -> str:
         "|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in report["rows"]:
-        lines.append(f"| `{row['recipe']}` | {row['eval_loss']:.4f} | {row['base_eval_loss']:.4f} | {row['bigram_entropy']:.4f} | "
-                     f"{row['difference_percent']:+.2f} % | {row['interval_percent'][0]:+.2f} % to {row['interval_percent'][1]:+.2f} % | "
-                     f"{'passes' if row['passes'] else 'fails'} |")
+        lines.append(
+            f"| `{row['recipe']}` | {row['eval_loss']:.4f} | {row['base_eval_loss']:.4f} | {row['bigram_entropy']:.4f} | "
+            f"{row['difference_percent']:+.2f} % | {row['interval_percent'][0]:+.2f} % to {row['interval_percent'][1]:+.2f} % | "
+            f"{'passes' if row['passes'] else 'fails'} |"
+        )
     return "\n".join(lines)
 
 
 def curves_table(report: dict) -> str:
     steps = report["curves"][0]["steps"]
-    lines = [f"{report['machine']['name']}, {report['date'][:10]}, {source(report)}", "",
-             f"| held-out loss, mean of 3 seeds, after | {' | '.join(f'{step} steps' for step in steps)} |", "|---|" + "--:|" * len(steps)]
+    lines = [
+        f"{report['machine']['name']}, {report['date'][:10]}, {source(report)}",
+        "",
+        f"| held-out loss, mean of 3 seeds, after | {' | '.join(f'{step} steps' for step in steps)} |",
+        "|---|" + "--:|" * len(steps),
+    ]
     for row in report["curves"]:
         for device, name in (("cpu", "a CPU"), ("cuda", "the GPU")):
             lines.append(f"| `{row['recipe']}` on {name} | {' | '.join(f'{loss:.3f}' for loss in row[device])} |")
@@ -263,15 +315,24 @@ def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
     names = [f"{row['op']}  {row['variant']}" for row in rows]
     figure, axes = plt.subplots(figsize=(9, 0.42 * len(rows) + 1.3))
     bars = axes.barh(names, [row["gb_per_s"] for row in rows], color="#3b6ea8", height=0.65)
-    axes.bar_label(bars, [f"{row['gb_per_s']:.{1 if row['gb_per_s'] < 1000 else 0}f}" for row in rows], padding=4, fontsize=9,
-                   bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})
+    axes.bar_label(
+        bars,
+        [f"{row['gb_per_s']:.{1 if row['gb_per_s'] < 1000 else 0}f}" for row in rows],
+        padding=4,
+        fontsize=9,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+    )
     axes.axvline(report["copy"]["gb_per_s"], color="#444444", linestyle="--", linewidth=1, zorder=0)
     axes.text(report["copy"]["gb_per_s"], -0.9, " a copy", color="#444444", fontsize=9, va="center")
     axes.margins(y=0.01)
     axes.invert_yaxis()
     axes.set_xlabel("GB/s, each tensor counted once")
-    axes.set_title(f"{' x '.join(map(str, rows[0]['shape']))} in {rows[0]['num_groups']} ragged groups, {where}",
-                   fontsize=11, loc="left", pad=16)
+    axes.set_title(
+        f"{' x '.join(map(str, rows[0]['shape']))} in {rows[0]['num_groups']} ragged groups, {where}",
+        fontsize=11,
+        loc="left",
+        pad=16,
+    )
     axes.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()
     PICTURES.mkdir(parents=True, exist_ok=True)
@@ -308,7 +369,13 @@ def draw_grouped(report: dict, name: str) -> None:
     left.set_ylabel("times as fast as torch bf16")
     left.set_title(f"{OURS}: forward and backward, with all quantization", fontsize=10, loc="left")
     for place, rate in enumerate(dense):
-        right.plot([place - 0.42, place + 0.42], [rate, rate], color="#444444", linewidth=1.2, label=None if place else "dense fp8 8192^3, torch")
+        right.plot(
+            [place - 0.42, place + 0.42],
+            [rate, rate],
+            color="#444444",
+            linewidth=1.2,
+            label=None if place else "dense fp8 8192^3, torch",
+        )
     right.set_ylabel("TFLOPS, sustained")
     right.set_title("the products alone, ragged groups", fontsize=10, loc="left")
     for axes in (left, right):

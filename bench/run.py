@@ -143,10 +143,12 @@ class Plan:
             calls.append(lambda args=args, out=out: function(*args, **kwargs, out=out))
         if num_bytes is None:
             _, read, written = torch.ops.moxie._cost(
-                op, list(self.shape), dtype=dtype, num_groups=self.num_groups, **(cost or {}))
+                op, list(self.shape), dtype=dtype, num_groups=self.num_groups, **(cost or {})
+            )
             num_bytes = read + written
-        self.benches.append(Bench(op, variant, self.shape, self.num_groups, calls, num_bytes,
-                                  peer and (lambda: peer(*inputs[0]))))
+        self.benches.append(
+            Bench(op, variant, self.shape, self.num_groups, calls, num_bytes, peer and (lambda: peer(*inputs[0])))
+        )
 
     def add_all(self) -> list[Bench]:
         x = [(x,) for x in self.x()]
@@ -157,8 +159,15 @@ class Plan:
             self.add("quantize_rowwise", "1x32 f32", x32, self.torchao.rowwise, F32, **grouped)
         self.add("quantize_colwise", "32x1 bf16", x, self.torchao.colwise, **grouped)
         self.add("quantize_both", "1x32 + 32x1 bf16", x, self.torchao.both, **grouped)
-        self.add("quantize_both", "1x32 + 32x1 bf16 swizzled", x, self.torchao.both,
-                 cost={"scale_layout": "swizzled"}, scale_layout="swizzled", **grouped)
+        self.add(
+            "quantize_both",
+            "1x32 + 32x1 bf16 swizzled",
+            x,
+            self.torchao.both,
+            cost={"scale_layout": "swizzled"},
+            scale_layout="swizzled",
+            **grouped,
+        )
         if self.tokens:
             self.add_tokens(x)
         else:
@@ -175,7 +184,9 @@ class Plan:
             layout = {"scale_layout": "quads"}
             both = {"rowwise_block": "1x128", "colwise_block": col, **layout}
             self.add("quantize_both", f"1x128 + {col} bf16 quads", x, cost=both, **both, **offs)
-            self.add("quantize_colwise", f"{col} bf16 quads", x, cost={"colwise_block": col, **layout}, block=col, **layout, **offs)
+            self.add(
+                "quantize_colwise", f"{col} bf16 quads", x, cost={"colwise_block": col, **layout}, block=col, **layout, **offs
+            )
         rowwise = [moxie.quantize_rowwise(*x, **offs) for x in x]
         colwise = [(*moxie.quantize_colwise(*x, **offs), self.shape[0]) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16", rowwise, self.torchao.dequantize, **offs)
@@ -189,8 +200,9 @@ class Plan:
         self.add("quantize_per_col", "bf16", x, **offs)
         padded = [moxie.pad_groups(*x, self.offs) for x in x]
         self.add("pad_groups", "32 bf16", [(*x, self.offs) for x in x], self.torchao.pad)
-        self.add("unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded],
-                 self.torchao.unpad)
+        self.add(
+            "unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded], self.torchao.unpad
+        )
         self.add_layer(x)
 
     def add_readers(self, x: list[tuple]) -> None:
@@ -202,15 +214,41 @@ class Plan:
         wide = [moxie.quantize_rowwise(*x, block="1x128", **quads, **offs) for x in x]
         self.add("dequantize_rowwise", "1x32 bf16 swizzled", rowwise, cost=swizzled, **swizzled, **offs)
         self.add("dequantize_colwise", "32x1 bf16 swizzled", colwise, cost=swizzled, **swizzled, **offs)
-        self.add("dequantize_rowwise", "1x128 bf16 quads", wide, cost={"rowwise_block": "1x128", **quads}, block="1x128", **quads, **offs)
+        self.add(
+            "dequantize_rowwise",
+            "1x128 bf16 quads",
+            wide,
+            cost={"rowwise_block": "1x128", **quads},
+            block="1x128",
+            **quads,
+            **offs,
+        )
         tall = [(*moxie.quantize_colwise(*x, block="128x32", **quads, **offs), self.shape[0]) for x in x]
-        self.add("dequantize_colwise", "128x32 bf16 quads", tall, cost={"colwise_block": "128x32", **quads}, block="128x32", **quads, **offs)
-        for block, col, layout, inputs in (("1x32", "32x1", "swizzled", rowwise), ("1x128", "128x32", "quads", wide),
-                                           ("1x128", "128x1", "quads", wide)):
+        self.add(
+            "dequantize_colwise",
+            "128x32 bf16 quads",
+            tall,
+            cost={"colwise_block": "128x32", **quads},
+            block="128x32",
+            **quads,
+            **offs,
+        )
+        for block, col, layout, inputs in (
+            ("1x32", "32x1", "swizzled", rowwise),
+            ("1x128", "128x32", "quads", wide),
+            ("1x128", "128x1", "quads", wide),
+        ):
             layouts = {"from_layout": layout, "scale_layout": layout}
-            self.add("requantize", f"{block} -> {col} {layout}", inputs,
-                     cost={"rowwise_block": block, "colwise_block": col, **layouts},
-                     block=block, colwise_block=col, **layouts, **offs)
+            self.add(
+                "requantize",
+                f"{block} -> {col} {layout}",
+                inputs,
+                cost={"rowwise_block": block, "colwise_block": col, **layouts},
+                block=block,
+                colwise_block=col,
+                **layouts,
+                **offs,
+            )
 
     def add_layer(self, x: list[tuple]) -> None:
         """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
@@ -238,14 +276,19 @@ class Plan:
         weights = torch.rand(tokens, TOP_K, device=self.device)
         self.add("route", f"{TOP_K} of {EXPERTS}", [(ids, EXPERTS)], num_bytes=3 * 4 * tokens * TOP_K)
         self.add("permute", f"top_k {TOP_K}", [(*x, slot_of, row_of, TOP_K) for x in some], num_bytes=2 * one)
-        self.add("unpermute", f"top_k {TOP_K}, weighted", [(*x, slot_of, row_of, tokens) for x in x],
-                 num_bytes=one + one // TOP_K, weights=weights)
-        self.add("unpermute_weights", f"top_k {TOP_K}", [(*some[0], *x, row_of, TOP_K) for x in x],
-                 num_bytes=one + one // TOP_K)
+        self.add(
+            "unpermute",
+            f"top_k {TOP_K}, weighted",
+            [(*x, slot_of, row_of, tokens) for x in x],
+            num_bytes=one + one // TOP_K,
+            weights=weights,
+        )
+        self.add("unpermute_weights", f"top_k {TOP_K}", [(*some[0], *x, row_of, TOP_K) for x in x], num_bytes=one + one // TOP_K)
         for variant, kind in kinds.items():
             both = self.bytes_of("quantize_both", num_groups=EXPERTS, **kind) - one
-            self.add("permute_quantize_both", variant, [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both,
-                     offs=ends, **kind)
+            self.add(
+                "permute_quantize_both", variant, [(*x, slot_of, TOP_K) for x in some], num_bytes=one + both, offs=ends, **kind
+            )
 
     def bytes_of(self, op: str, num_groups: int | None = None, **cost) -> float:
         return sum(torch.ops.moxie._cost(op, list(self.shape), dtype=BF16, num_groups=num_groups or self.num_groups, **cost)[1:])
@@ -254,8 +297,9 @@ class Plan:
         x = [(x, self.offs) for x in self.x()]
         padded = [moxie.pad_groups(*x) for x in x]
         self.add("pad_groups", "32 bf16", x, self.torchao.pad)
-        self.add("unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded],
-                 self.torchao.unpad)
+        self.add(
+            "unpad_groups", "32 bf16", [(p, self.offs, starts, self.shape[0]) for p, starts, _ in padded], self.torchao.unpad
+        )
         return self.benches
 
     def add_swizzle(self) -> list[Bench]:
@@ -270,12 +314,18 @@ class Plan:
             count = math.ceil(ROTATE_BYTES / scale.nbytes)
             scales = [scale.clone() for _ in range(count)]
             # A call goes through all buffers, as one of them takes no longer than its launch.
-            calls = {"swizzle_scale": lambda scales=scales, offs=offs, form=form: [
-                         moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales],
-                     "copy": lambda scales=scales: [scale.clone() for scale in scales]}
+            calls = {
+                "swizzle_scale": lambda scales=scales, offs=offs, form=form: [
+                    moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales
+                ],
+                "copy": lambda scales=scales: [scale.clone() for scale in scales],
+            }
             written = {"swizzle_scale": moxie.swizzle_scale(scale, offs=offs, form=form).nbytes, "copy": scale.nbytes}
-            self.benches += [Bench(op, f"{form} scales", self.shape, self.num_groups, [call], scale.nbytes + written[op], parts=count)
-                             for op, call in calls.items() if self.wants(op, f"{form} scales")]
+            self.benches += [
+                Bench(op, f"{form} scales", self.shape, self.num_groups, [call], scale.nbytes + written[op], parts=count)
+                for op, call in calls.items()
+                if self.wants(op, f"{form} scales")
+            ]
         return self.benches
 
     def add_rules(self) -> list[Bench]:
@@ -315,8 +365,8 @@ def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
             if bench.peer:
                 bench.peer_seconds.append(harness.seconds_of(bench.peer, device))
     for bench in benches:
-        del bench.seconds[:harness.WARM_UP], bench.peer_seconds[:harness.WARM_UP]
-    return copy[harness.WARM_UP:]
+        del bench.seconds[: harness.WARM_UP], bench.peer_seconds[: harness.WARM_UP]
+    return copy[harness.WARM_UP :]
 
 
 # ---- results ---------------------------------------------------------------------------------------------------------------------
@@ -326,8 +376,14 @@ def row_of(bench: Bench, copy_rate: float) -> dict:
     seconds = harness.spread([seconds / bench.parts for seconds in bench.seconds])
     rate = bench.num_bytes / seconds["median"]
     row = {
-        "op": bench.op, "variant": bench.variant, "shape": list(bench.shape), "num_groups": bench.num_groups,
-        "seconds": seconds, "bytes": bench.num_bytes, "gb_per_s": rate / 1e9, "of_copy": rate / copy_rate,
+        "op": bench.op,
+        "variant": bench.variant,
+        "shape": list(bench.shape),
+        "num_groups": bench.num_groups,
+        "seconds": seconds,
+        "bytes": bench.num_bytes,
+        "gb_per_s": rate / 1e9,
+        "of_copy": rate / copy_rate,
     }
     if bench.peer_seconds:
         row["torchao_seconds"] = harness.spread(bench.peer_seconds)
@@ -339,10 +395,24 @@ def table(report: dict) -> str:
     lines = [("op", "variant", "shape", "groups", "ms", "GB/s", "of copy", "x torchao")]
     for row in report["rows"]:
         peer = f"{row['times_torchao']:.1f}" if "times_torchao" in row else "-"
-        lines.append((row["op"], row["variant"], "x".join(map(str, row["shape"])), str(row["num_groups"] or "-"),
-                      f"{row['seconds']['median'] * 1e3:.3f}", f"{row['gb_per_s']:.1f}", f"{row['of_copy']:.0%}", peer))
-    return "\n".join([f"{harness.about(report)}; copy of 1 GiB: {report['copy']['gb_per_s']:.1f} GB/s; median of "
-                      f"{report['repetitions']}", harness.text_table(lines, left=3)])
+        lines.append(
+            (
+                row["op"],
+                row["variant"],
+                "x".join(map(str, row["shape"])),
+                str(row["num_groups"] or "-"),
+                f"{row['seconds']['median'] * 1e3:.3f}",
+                f"{row['gb_per_s']:.1f}",
+                f"{row['of_copy']:.0%}",
+                peer,
+            )
+        )
+    return "\n".join(
+        [
+            f"{harness.about(report)}; copy of 1 GiB: {report['copy']['gb_per_s']:.1f} GB/s; median of {report['repetitions']}",
+            harness.text_table(lines, left=3),
+        ]
+    )
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -363,8 +433,7 @@ def main() -> int:
     if options.groups < 1:
         parser.error(f"--groups must be 1 or more, got {options.groups}")
 
-    shapes = options.shapes or [
-        parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
+    shapes = options.shapes or [parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
     torchao = Torchao()
     plan = lambda shape, groups: Plan(shape, groups, options, torchao)  # noqa: E731
     sets = [lambda shape=shape: plan(shape, options.groups).add_all() for shape in shapes]

@@ -29,9 +29,11 @@ def sqnr(result: torch.Tensor, truth: torch.Tensor) -> float:
 def truth_of(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     x, w, dy = (tensor.detach().double() for tensor in (x, w, dy))
     parts = list(zip(x.split(sizes), w, dy.split(sizes)))
-    return [torch.cat([rows @ matrix.T for rows, matrix, _ in parts]),
-            torch.cat([grad @ matrix for _, matrix, grad in parts]),
-            torch.stack([grad.T @ rows for rows, _, grad in parts])]
+    return [
+        torch.cat([rows @ matrix.T for rows, matrix, _ in parts]),
+        torch.cat([grad @ matrix for _, matrix, grad in parts]),
+        torch.stack([grad.T @ rows for rows, _, grad in parts]),
+    ]
 
 
 def bytes_kept_per_row(recipe: str, rows: int, groups: int) -> float:
@@ -60,8 +62,13 @@ def row_of(recipe: str, buffers: tuple[torch.Tensor, ...], sizes: list[int], tru
 def table(report: dict) -> str:
     lines = [("recipe", "y dB", "dx dB", "dw dB", *(f"x kept, M {m} G {g}" for m, g in report["memory"]))]
     for row in report["rows"]:
-        lines.append((row["recipe"], *(f"{row[name]:.2f}" for name in ("y", "dx", "dw")),
-                      *(f"{share:.3f}" for share in row["kept_of_bf16"])))
+        lines.append(
+            (
+                row["recipe"],
+                *(f"{row[name]:.2f}" for name in ("y", "dx", "dw")),
+                *(f"{share:.3f}" for share in row["kept_of_bf16"]),
+            )
+        )
     return f"{'x'.join(map(str, report['shape']))}, {harness.about(report)}\n{harness.text_table(lines, left=1)}"
 
 
@@ -76,7 +83,8 @@ def main() -> int:
     sizes = ragged_sizes(shape[0], shape[3])
     truth = truth_of(*buffers, sizes)
     report = harness.begin_report("bench/sqnr.py", options) | {
-        "shape": list(shape), "memory": MEMORY,
+        "shape": list(shape),
+        "memory": MEMORY,
         "rows": [row_of(recipe, buffers, sizes, truth) for recipe in options.recipes],
     }
     harness.write_report(report, options, "sqnr")

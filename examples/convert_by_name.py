@@ -27,12 +27,17 @@ def main() -> None:
     model = nn.ModuleDict({"up": nn.Linear(64, 64), "experts": Experts(), "lm_head": nn.Linear(64, 32)}).bfloat16()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
-    report = moxie.quantize_(model, moxie.FqnToConfig({
-        "experts.down_proj": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_wgrad_with_hp"),
-        "re:experts\\..*": moxie.MXFP8GroupedMMConfig(weight_cache="kn"),
-        "up": moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CUBLAS_RCEIL),
-        "lm_head": None,
-    }))
+    report = moxie.quantize_(
+        model,
+        moxie.FqnToConfig(
+            {
+                "experts.down_proj": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_wgrad_with_hp"),
+                "re:experts\\..*": moxie.MXFP8GroupedMMConfig(weight_cache="kn"),
+                "up": moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CUBLAS_RCEIL),
+                "lm_head": None,
+            }
+        ),
+    )
     print(report)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -38,7 +38,8 @@ class Experts(torch.nn.Module):
 
     def forward(self, x: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
         return moxie.expert_mlp(
-            x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2)
+            x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2
+        )
 
 
 def random_offs(device: str) -> torch.Tensor:

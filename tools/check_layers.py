@@ -48,7 +48,11 @@ NOT_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"', re.DOTALL)
 def files() -> list[pathlib.PurePosixPath]:
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
     paths = sorted({pathlib.PurePosixPath(name) for name in listed.split("\0") if name})
     return [path for path in paths if path.suffix in SOURCES and (ROOT / path).is_file()]
 
@@ -177,8 +181,7 @@ def same_names(checked: list[pathlib.PurePosixPath]):
 def main() -> int:
     checked = files()
     broken = [f"{path}:{number}: {rule}" for path in checked for number, rule in check(path)]
-    broken += [f"{path}:{number}: {rule}" for found in (cycles, same_names)
-               for path, number, rule in found(checked)]
+    broken += [f"{path}:{number}: {rule}" for found in (cycles, same_names) for path, number, rule in found(checked)]
     print("\n".join(broken + [f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
     return 1 if broken else 0
 

@@ -38,7 +38,7 @@ def steps(instructions: list[str]) -> list[tuple[int, int]]:
     products = [i for i, text in enumerate(instructions) if "QGMMA" in text]
     found = []
     for before, last in zip(products[3::4], products[7::4]):
-        step = instructions[before + 1:last + 1]
+        step = instructions[before + 1 : last + 1]
         fmas = [tuple(map(int, match.groups())) for match in map(FMA.search, step) if match]
         if len(fmas) == SUMS:
             same = sum((a if a in PRODUCT else b) % 2 == total % 2 for a, b, total in fmas)

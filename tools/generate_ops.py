@@ -94,14 +94,14 @@ class Op:
 
     def definition(self) -> str:
         values = [("options." if argument in self.options else "") + argument.name for argument in self.arguments]
-        return (f"{self.signature(False)} {{\n"
-                f'  return dispatch<"{self.full_name}", {self.result}>({", ".join(values)});\n}}\n')
+        return f'{self.signature(False)} {{\n  return dispatch<"{self.full_name}", {self.result}>({", ".join(values)});\n}}\n'
 
 
 def ops_of(source: str) -> list[Op]:
     """The calls def("..." "...") and differentiable("..."), each with the comment right above it."""
-    call = re.compile(r'(?P<comment>(?:^  //[^\n]*\n)*)^  (?:def|differentiable)\(\s*(?P<text>"(?:[^"\\]|\\.|"\s*")*")\s*\);',
-                      re.MULTILINE)
+    call = re.compile(
+        r'(?P<comment>(?:^  //[^\n]*\n)*)^  (?:def|differentiable)\(\s*(?P<text>"(?:[^"\\]|\\.|"\s*")*")\s*\);', re.MULTILINE
+    )
     ops = []
     for match in call.finditer(source):
         schema = re.sub(r'"\s*"', "", match["text"]).strip('"')
@@ -144,8 +144,13 @@ namespace moxie::ops {
 
 
 def write(path: pathlib.Path, opening: str, parts: dict[bool, list[str]]) -> None:
-    text = (opening + "\n".join(parts[False]) + "\nnamespace packed {\n\n" + "\n".join(parts[True]) +
-            "\n}  // namespace packed\n}  // namespace moxie::ops\n")
+    text = (
+        opening
+        + "\n".join(parts[False])
+        + "\nnamespace packed {\n\n"
+        + "\n".join(parts[True])
+        + "\n}  // namespace packed\n}  // namespace moxie::ops\n"
+    )
     if not path.exists() or path.read_text() != text:  # or everything would be compiled again
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
@@ -155,8 +160,11 @@ def main() -> int:
     source, folder = pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2])
     ops = ops_of(source.read_text())
     for name, opening, part in (("ops.h", HEADER, Op.declaration), ("ops.cc", SOURCE, Op.definition)):
-        write(folder / "moxie/torch" / name, opening,
-              {packed: [part(op) for op in ops if op.packed == packed] for packed in (False, True)})
+        write(
+            folder / "moxie/torch" / name,
+            opening,
+            {packed: [part(op) for op in ops if op.packed == packed] for packed in (False, True)},
+        )
     return 0
 
 

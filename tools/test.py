@@ -80,8 +80,8 @@ def read_junit(path: pathlib.Path, output: str) -> Result:
 
 def cpp_suites(build: pathlib.Path) -> list[Suite]:
     listing = subprocess.run(
-        ["ctest", "--test-dir", str(build), "--show-only=json-v1"],
-        check=True, capture_output=True, text=True)
+        ["ctest", "--test-dir", str(build), "--show-only=json-v1"], check=True, capture_output=True, text=True
+    )
     suites = []
     for test in json.loads(listing.stdout)["tests"]:
         if "command" not in test:
@@ -111,8 +111,15 @@ def run(suite: Suite, env: dict[str, str]) -> tuple[Result, str]:
         command = [word.replace("{report}", str(report)) for word in suite.command]
         try:
             done = subprocess.run(
-                command, cwd=ROOT, env=env, timeout=TIMEOUT_S, text=True, errors="replace",
-                stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                command,
+                cwd=ROOT,
+                env=env,
+                timeout=TIMEOUT_S,
+                text=True,
+                errors="replace",
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
             status, output = done.returncode, done.stdout
         except subprocess.TimeoutExpired as expired:
             output = (expired.stdout or b"").decode(errors="replace")

@@ -19,11 +19,14 @@ def _check_torch() -> None:
     if version < _major_minor(OLDEST):
         raise ImportError(
             f"moxie needs torch {OLDEST} or later, and found torch {torch.__version__}. Install a later one, then build "
-            "moxie again: it is built for one torch.")
+            "moxie again: it is built for one torch."
+        )
     if version > _major_minor(NEWEST):
         warnings.warn(
             f"moxie is tested with torch {OLDEST} to {NEWEST}, and this is torch {torch.__version__}. It goes on; "
-            "warnings.filterwarnings('ignore', message='moxie is tested') silences this.", stacklevel=2)
+            "warnings.filterwarnings('ignore', message='moxie is tested') silences this.",
+            stacklevel=2,
+        )
 
 
 def _path() -> pathlib.Path:
@@ -38,13 +41,15 @@ def load() -> None:
     if not path.is_file():
         raise ImportError(
             f"moxie's library is not at {path}. Run `pip install .` in the repository; or, to use a build folder, "
-            "run `make build` and set MOXIE_LIBRARY to its moxie/torch/libmoxie_torch.so.")
+            "run `make build` and set MOXIE_LIBRARY to its moxie/torch/libmoxie_torch.so."
+        )
     try:
         torch.ops.load_library(path)
     except OSError as error:
         raise ImportError(
             f"{path} does not load into torch {torch.__version__}. It was probably built for another torch; build it "
-            f"again with this one. The loader says: {error}") from error
+            f"again with this one. The loader says: {error}"
+        ) from error
     _tag_compile_cache(path)
 
 

@@ -105,7 +105,9 @@ def _member(op: str, field: str, kind: type[enum.Enum], value: object) -> enum.E
 def _out(op: str, dtype: Optional[torch.dtype]) -> str:
     known = {None: "input", torch.bfloat16: "bfloat16", torch.float32: "float32"}
     if dtype not in known:
-        raise TypeError(f"{op}: out_dtype must be torch.bfloat16, torch.float32, or None for that of the activations, got {dtype}")
+        raise TypeError(
+            f"{op}: out_dtype must be torch.bfloat16, torch.float32, or None for that of the activations, got {dtype}"
+        )
     return known[dtype]
 
 
@@ -149,16 +151,28 @@ def _block_recipe(op: str, config: "Union[MXFP8GroupedMMConfig, MXLinearConfig]"
     if not isinstance(config.wgrad_with_hp, bool):
         raise TypeError(f"{op}: wgrad_with_hp must be True or False, got {config.wgrad_with_hp!r}")
     return Recipe(
-        rule=rule.value, kernels=kernels.value, out=_out(op, config.out_dtype), wgrad_with_hp=config.wgrad_with_hp,
-        activations=config.activations, weights=config.weights, wgrad_dy=config.wgrad_dy, wgrad_x=config.wgrad_x)
+        rule=rule.value,
+        kernels=kernels.value,
+        out=_out(op, config.out_dtype),
+        wgrad_with_hp=config.wgrad_with_hp,
+        activations=config.activations,
+        weights=config.weights,
+        wgrad_dy=config.wgrad_dy,
+        wgrad_x=config.wgrad_x,
+    )
 
 
 def _block_fields(recipe: Recipe) -> dict:
     return dict(
-        kernel_preference=KernelPreference(recipe.kernels), wgrad_with_hp=recipe.wgrad_with_hp,
-        scale_calculation_mode=ScaleCalculationMode(recipe.rule), activations=recipe.activations, weights=recipe.weights,
-        wgrad_dy=recipe.wgrad_dy, wgrad_x=recipe.wgrad_x,
-        out_dtype=None if recipe.out == "input" else getattr(torch, recipe.out))
+        kernel_preference=KernelPreference(recipe.kernels),
+        wgrad_with_hp=recipe.wgrad_with_hp,
+        scale_calculation_mode=ScaleCalculationMode(recipe.rule),
+        activations=recipe.activations,
+        weights=recipe.weights,
+        wgrad_dy=recipe.wgrad_dy,
+        wgrad_x=recipe.wgrad_x,
+        out_dtype=None if recipe.out == "input" else getattr(torch, recipe.out),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,8 +205,10 @@ class MXFP8GroupedMMConfig(GroupedMMConfig):
     def from_recipe(cls, recipe: Union[MXFP8GroupedMMRecipe, str]) -> "MXFP8GroupedMMConfig":
         found = _recipe_from("MXFP8GroupedMMConfig.from_recipe", recipe, (MXFP8GroupedMMRecipe,))
         if found.scaling != "block":
-            raise ValueError(f"MXFP8GroupedMMConfig.from_recipe: {_text(recipe)} is not MXFP8; "
-                             "FP8GroupedMMConfig.from_recipe takes fp8_rowwise")
+            raise ValueError(
+                f"MXFP8GroupedMMConfig.from_recipe: {_text(recipe)} is not MXFP8; "
+                "FP8GroupedMMConfig.from_recipe takes fp8_rowwise"
+            )
         return cls(**_block_fields(found))
 
     def to_recipe(self) -> Recipe:
@@ -217,16 +233,19 @@ class FP8GroupedMMConfig(GroupedMMConfig):
     def from_recipe(cls, recipe: Union[FP8GroupedMMRecipe, str]) -> "FP8GroupedMMConfig":
         found = _recipe_from("FP8GroupedMMConfig.from_recipe", recipe, (FP8GroupedMMRecipe,))
         if found.scaling != "row":
-            raise ValueError(f"FP8GroupedMMConfig.from_recipe: {_text(recipe)} has no scale per row; "
-                             "MXFP8GroupedMMConfig.from_recipe takes it")
+            raise ValueError(
+                f"FP8GroupedMMConfig.from_recipe: {_text(recipe)} has no scale per row; MXFP8GroupedMMConfig.from_recipe takes it"
+            )
         return cls(float8_linear_recipe="rowwise_with_gw_hp" if found.wgrad_with_hp else "rowwise")
 
     def to_recipe(self) -> Recipe:
         if self.float8_dtype != torch.float8_e4m3fn:
             raise TypeError(f"FP8GroupedMMConfig: float8_dtype must be torch.float8_e4m3fn, got {self.float8_dtype}")
         if self.float8_linear_recipe not in ("rowwise", "rowwise_with_gw_hp"):
-            raise ValueError("FP8GroupedMMConfig: float8_linear_recipe must be rowwise or rowwise_with_gw_hp, got "
-                             f"{self.float8_linear_recipe!r}")
+            raise ValueError(
+                "FP8GroupedMMConfig: float8_linear_recipe must be rowwise or rowwise_with_gw_hp, got "
+                f"{self.float8_linear_recipe!r}"
+            )
         return Recipe("row", wgrad_with_hp=self.float8_linear_recipe != "rowwise", out=_out("FP8GroupedMMConfig", self.out_dtype))
 
 
@@ -262,16 +281,20 @@ class MXLinearConfig:
     def from_recipe_name(cls, recipe_name: Union[MXLinearRecipeName, str]) -> "MXLinearConfig":
         found = _recipe_from("MXLinearConfig.from_recipe_name", recipe_name, (MXLinearRecipeName, MXFP8GroupedMMRecipe))
         if found.scaling != "block":
-            raise ValueError(f"MXLinearConfig.from_recipe_name: {_text(recipe_name)} is not MXFP8; "
-                             "quantize_ takes its name, or a moxie.Recipe, in place of a config")
+            raise ValueError(
+                f"MXLinearConfig.from_recipe_name: {_text(recipe_name)} is not MXFP8; "
+                "quantize_ takes its name, or a moxie.Recipe, in place of a config"
+            )
         return cls(**_block_fields(found))
 
     from_recipe = from_recipe_name
 
     def to_recipe(self) -> Recipe:
         if self.block_size != 32:
-            raise ValueError("MXLinearConfig: block_size must be 32; larger blocks are activations=, weights=, wgrad_dy= and "
-                             f"wgrad_x=, or the recipe mxfp8_rceil_128, got {self.block_size}")
+            raise ValueError(
+                "MXLinearConfig: block_size must be 32; larger blocks are activations=, weights=, wgrad_dy= and "
+                f"wgrad_x=, or the recipe mxfp8_rceil_128, got {self.block_size}"
+            )
         for field in ("elem_dtype", "elem_dtype_weight_override", "elem_dtype_grad_output_override"):
             value = getattr(self, field)
             if value != torch.float8_e4m3fn and not (value is None and field != "elem_dtype"):
@@ -294,8 +317,10 @@ def recipe_of(config: AnyConfig, op: str = "quantize_") -> Recipe:
     if isinstance(config, (GroupedMMConfig, MXLinearConfig)):
         return config.to_recipe()
     got = f"the class {config.__name__}; call it" if isinstance(config, type) else f"{type(config).__name__}"
-    raise TypeError(f"{op}: config must be an MXFP8GroupedMMConfig, FP8GroupedMMConfig, MXLinearConfig, FqnToConfig, "
-                    f"moxie.Recipe or the name of a recipe, got {got}")
+    raise TypeError(
+        f"{op}: config must be an MXFP8GroupedMMConfig, FP8GroupedMMConfig, MXLinearConfig, FqnToConfig, "
+        f"moxie.Recipe or the name of a recipe, got {got}"
+    )
 
 
 def wants_cache(config: AnyConfig) -> WeightCacheField:

@@ -186,8 +186,10 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: Optional[F
         why = "; ".join(f"{target.fqn or '(root)'}: {reason}" for target, _, reason in chosen[:5])
         others = [name or "(root)" for name, module in model.named_modules() if filter_fn is not None and filter_fn(module, name)]
         hint = f"; filter_fn chooses {others[0]}, and is asked about the modules inside that hold the weights" if others else ""
-        raise ValueError(f"{_OP}: nothing to convert: the model has {len(chosen)} linears and 3D parameters, and none of them is "
-                         f"chosen{f' ({why})' if why else ''}{hint}")
+        raise ValueError(
+            f"{_OP}: nothing to convert: the model has {len(chosen)} linears and 3D parameters, and none of them is "
+            f"chosen{f' ({why})' if why else ''}{hint}"
+        )
     return chosen
 
 
@@ -201,8 +203,10 @@ def _check_skip(skip: Sequence[str], linears: list[str]) -> None:
         except re.error as error:
             raise ValueError(f"{_OP}: {pattern!r} in skip is no regular expression: {error}") from None
         if not matches and pattern not in LM_SKIP:
-            raise ValueError(f"{_OP}: {pattern!r} in skip matches the whole name of no linear{closest(pattern, linears)}; an "
-                             "FqnToConfig leaves parameters of experts alone")
+            raise ValueError(
+                f"{_OP}: {pattern!r} in skip matches the whole name of no linear{closest(pattern, linears)}; an "
+                "FqnToConfig leaves parameters of experts alone"
+            )
 
 
 def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
@@ -220,8 +224,10 @@ def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
         reason = "no key matches" if key is None else f"{key!r} says None" if one is None else ""
         if one is not None and not target.is_linear and not target.accepts(one):
             if key == target.parameter_fqn:
-                raise TypeError(f"{_OP}: {key} is a parameter of experts, and MXLinearConfig is for nn.Linear; give it an "
-                                "MXFP8GroupedMMConfig or a recipe")
+                raise TypeError(
+                    f"{_OP}: {key} is a parameter of experts, and MXLinearConfig is for nn.Linear; give it an "
+                    "MXFP8GroupedMMConfig or a recipe"
+                )
             reason = f"{type(one).__name__} is for linears"
         if one is not None and target.obstacle:
             if key in (target.fqn, target.parameter_fqn):
@@ -242,8 +248,9 @@ def _other_names(model: nn.Module) -> dict[str, str]:
     return {name: known for name, known in names if name != known}
 
 
-def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str],
-                other_names: dict[str, str]) -> None:
+def _check_keys(
+    config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str], other_names: dict[str, str]
+) -> None:
     for key in config.fqn_to_config:
         if key == DEFAULT:
             continue
@@ -255,16 +262,23 @@ def _check_keys(config: FqnToConfig, targets: list[Target], decided: list[Option
             raise ValueError(f"{_OP}: key {key!r} matches no module and no parameter of the model{closest(key, names)}")
         for target in targets:
             if target.is_own and key.rpartition(".")[0] == target.module_fqn and key.rpartition(".")[2] in ("w13", "w2"):
-                raise ValueError(f"{_OP}: key {key!r} is one weight of a GroupedExperts, which has one recipe for both; the key "
-                                 f"{target.fqn!r} is both")
+                raise ValueError(
+                    f"{_OP}: key {key!r} is one weight of a GroupedExperts, which has one recipe for both; the key "
+                    f"{target.fqn!r} is both"
+                )
         if key in decided:
             continue
-        inside = [target for target in targets
-                  if any(name in (target.parameter_fqn, target.module_fqn) or target.module_fqn.startswith(f"{name}.")
-                         for name in matched)]
+        inside = [
+            target
+            for target in targets
+            if any(
+                name in (target.parameter_fqn, target.module_fqn) or target.module_fqn.startswith(f"{name}.") for name in matched
+            )
+        ]
         if not inside:
-            raise ValueError(f"{_OP}: key {key!r} matches {', '.join(matched[:3])}, where there is no nn.Linear and no 3D "
-                             "parameter to convert")
+            raise ValueError(
+                f"{_OP}: key {key!r} matches {', '.join(matched[:3])}, where there is no nn.Linear and no 3D parameter to convert"
+            )
         warnings.warn(f"{_OP}: key {key!r} decides nothing: other keys win for all that it matches", stacklevel=4)
 
 
@@ -275,23 +289,31 @@ def _check(chosen: list[Choice]) -> None:
         if target.kind == "parameter":
             name, other = tied.setdefault(id(target.parameter), (target.fqn, config))
             if other != config:
-                raise ValueError(f"{_OP}: {name} and {target.fqn} are one parameter, which cannot be converted in two ways, or "
-                                 "under one of its names alone; choose the same for both")
+                raise ValueError(
+                    f"{_OP}: {name} and {target.fqn} are one parameter, which cannot be converted in two ways, or "
+                    "under one of its names alone; choose the same for both"
+                )
         if config is None:
             continue
         if target.parameter.dtype not in (torch.bfloat16, torch.float32):
-            raise TypeError(f"{_OP}: {target.parameter_fqn} must be torch.bfloat16 or torch.float32 to be quantized, got "
-                            f"{target.parameter.dtype}")
+            raise TypeError(
+                f"{_OP}: {target.parameter_fqn} must be torch.bfloat16 or torch.float32 to be quantized, got "
+                f"{target.parameter.dtype}"
+            )
         if not target.is_linear and not is_converted(target.parameter) and type(target.parameter) is not nn.Parameter:
-            raise TypeError(f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; "
-                            "convert a model before it is sharded")
+            raise TypeError(
+                f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; "
+                "convert a model before it is sharded"
+            )
         if wants_cache(config) and target.kind == "parameter":
             taken = getattr(target.module, f"{target.name}_cache", None)
             if target.parameter.dim() == 2:
                 raise ValueError(f"{_OP}: {target.fqn} is a matrix, and weight_cache is for linears and 3D parameters")
             if hasattr(target.module, f"{target.name}_cache") and not isinstance(taken, WeightCache):
-                raise ValueError(f"{_OP}: the weight cache of {target.fqn} would be its module's {target.name}_cache, which there "
-                                 f"is already, a {type(taken).__name__}")
+                raise ValueError(
+                    f"{_OP}: the weight cache of {target.fqn} would be its module's {target.name}_cache, which there "
+                    f"is already, a {type(taken).__name__}"
+                )
         if 0 in target.parameter.shape:
             raise ValueError(f"{_OP}: {target.parameter_fqn} must not be empty, got {tuple(target.parameter.shape)}")
 

@@ -139,8 +139,12 @@ def _part(args, kwargs, out) -> Optional[bool]:
 
 def _views() -> dict[Callable, Callable]:
     """From a function to how it transposes the whole parameter. Only these keep the conversion."""
-    views = {torch.Tensor.mT.__get__: _transposed, torch.Tensor.mH.__get__: _transposed, torch.Tensor.T.__get__: _part,
-             torch.Tensor.__getitem__: _part}
+    views = {
+        torch.Tensor.mT.__get__: _transposed,
+        torch.Tensor.mH.__get__: _transposed,
+        torch.Tensor.T.__get__: _part,
+        torch.Tensor.__getitem__: _part,
+    }
     names = {
         _transposed_by_dims: "transpose swapaxes swapdims",
         _transposed_by_permute: "permute",
@@ -148,7 +152,7 @@ def _views() -> dict[Callable, Callable]:
         _same: "detach contiguous",
         _cast: "to type type_as bfloat16 float cuda cpu",
         _part: "t select narrow unbind chunk split tensor_split view view_as reshape unsqueeze squeeze flatten unflatten expand "
-               "movedim moveaxis clone empty_like index_select",
+        "movedim moveaxis clone empty_like index_select",
     }
     for transposes, functions in names.items():
         for name in functions.split():
@@ -175,9 +179,12 @@ def _cache_of(w: Tensor, transposed: bool) -> Optional[WeightCache]:
         return conversion.cache
     if not torch.compiler.is_compiling():
         stored, other = ("[G, K, N]", True) if conversion.cache_is_transposed else ("[G, N, K]", "kn")
-        why = (f"the weight cache takes it for {stored}, and the model multiplies by it as the other order; "
-               f"weight_cache={other!r} is right for it. Until then" if w._moxie_transposed is not None else
-               "the weight cache is of the whole parameter, and the model multiplies by a part or a copy of it, so")
+        why = (
+            f"the weight cache takes it for {stored}, and the model multiplies by it as the other order; "
+            f"weight_cache={other!r} is right for it. Until then"
+            if w._moxie_transposed is not None
+            else "the weight cache is of the whole parameter, and the model multiplies by a part or a copy of it, so"
+        )
         warnings.warn(f"{conversion.name}: {why} it is quantized in every forward.", stacklevel=2)
     return None
 
@@ -284,10 +291,16 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):  # noqa: A002
 _PRODUCTS: dict[Callable, Callable] = {
     torch._grouped_mm: _grouped_mm,
     F.linear: _linear,
-    torch.matmul: _matmul, torch.Tensor.matmul: _matmul,
-    torch.Tensor.__matmul__: _operator, torch.Tensor.__rmatmul__: _reflected,
-    torch.mm: _mm, torch.Tensor.mm: _mm, torch.bmm: _bmm, torch.Tensor.bmm: _bmm,
-    torch.addmm: _addmm, torch.Tensor.addmm: _addmm,
+    torch.matmul: _matmul,
+    torch.Tensor.matmul: _matmul,
+    torch.Tensor.__matmul__: _operator,
+    torch.Tensor.__rmatmul__: _reflected,
+    torch.mm: _mm,
+    torch.Tensor.mm: _mm,
+    torch.bmm: _bmm,
+    torch.Tensor.bmm: _bmm,
+    torch.addmm: _addmm,
+    torch.Tensor.addmm: _addmm,
 }
 if hasattr(F, "grouped_mm"):
     _PRODUCTS[F.grouped_mm] = _functional_grouped_mm

@@ -77,6 +77,7 @@ def explain(
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     text, (x_bytes, w_bytes) = _ops._explain(
-        str(recipe), n, k, torch.device(device), rows, groups, dtype, weight_dtype or dtype, needs_dx, needs_dw, main_grad)
+        str(recipe), n, k, torch.device(device), rows, groups, dtype, weight_dtype or dtype, needs_dx, needs_dw, main_grad
+    )
     passes = {name: ExplainedPass(*text[4 * i : 4 * i + 4]) for i, name in enumerate(_PASSES)}
     return Explanation(recipe=_ops._recipe(str(recipe)), x_bytes=x_bytes, w_bytes=w_bytes, **passes)

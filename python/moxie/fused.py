@@ -48,7 +48,8 @@ def swiglu_quantize_both(
     (torch.Size([64, 64]), torch.Size([64, 64]))
     """
     return _ops.swiglu_quantize_both(
-        h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
+        h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout
+    )
 
 
 def swiglu_backward_quantize_both(
@@ -68,7 +69,8 @@ def swiglu_backward_quantize_both(
     (torch.Size([64, 64]), torch.Size([64, 2]))
     """
     return _ops.swiglu_backward_quantize_both(
-        da, h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
+        da, h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout
+    )
 
 
 def permute_quantize_rowwise(
@@ -111,5 +113,12 @@ def permute_quantize_both(
     True
     """
     return _ops.permute_quantize_both(
-        x, slot_of, top_k, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule,
-        scale_layout=scale_layout)
+        x,
+        slot_of,
+        top_k,
+        offs=offs,
+        rowwise_block=rowwise_block,
+        colwise_block=colwise_block,
+        rule=rule,
+        scale_layout=scale_layout,
+    )

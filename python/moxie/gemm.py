@@ -51,14 +51,15 @@ def grouped_mm(
     """
     quantized = _tensors("grouped_mm", quantized_w, recipe)
     if isinstance(x, (tuple, list)):
-        raise TypeError("grouped_mm: x must be a tensor; what is quantized already is given as "
-                        "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)")
+        raise TypeError(
+            "grouped_mm: x must be a tensor; what is quantized already is given as "
+            "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"
+        )
     if isinstance(x, MX_TYPES):
         from moxie import mx_tensor
 
         return mx_tensor.multiply(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)
-    return _ops.grouped_mm(
-        x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized, main_grad=main_grad)
+    return _ops.grouped_mm(x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized, main_grad=main_grad)
 
 
 def expert_mlp(
@@ -98,14 +99,29 @@ def expert_mlp(
     True
     """
     return _ops.expert_mlp(
-        x, w13, w2, offs, recipe=str(recipe), quantized_w13=_tensors("expert_mlp", quantized_w13, recipe),
+        x,
+        w13,
+        w2,
+        offs,
+        recipe=str(recipe),
+        quantized_w13=_tensors("expert_mlp", quantized_w13, recipe),
         quantized_w2=_tensors("expert_mlp", quantized_w2, recipe),
-        main_grad13=main_grad13, main_grad2=main_grad2, slot_of=slot_of, row_of=row_of, top_k=top_k, weights=weights, keep=keep,
-        x_dtype=x_dtype)
+        main_grad13=main_grad13,
+        main_grad2=main_grad2,
+        slot_of=slot_of,
+        row_of=row_of,
+        top_k=top_k,
+        weights=weights,
+        keep=keep,
+        x_dtype=x_dtype,
+    )
 
 
 def quantize_weights(
-    w: Tensor, *, recipe: AnyRecipe = DEFAULT_RECIPE, out: Optional[Sequence[Tensor]] = None,
+    w: Tensor,
+    *,
+    recipe: AnyRecipe = DEFAULT_RECIPE,
+    out: Optional[Sequence[Tensor]] = None,
 ) -> Sequence[Tensor]:
     """Both forms of w, in the blocks of the recipe and the scale layout of the device: qdata, scale, qdata_t, scale_t.
 
@@ -146,8 +162,7 @@ def grouped_fwd(
     >>> torch.equal(y, moxie.grouped_mm(x, w, recipe="mxfp8_rceil"))
     True
     """
-    return _ops.grouped_fwd(
-        x, x_scale, w, w_scale, offs, recipe=str(recipe), bias=bias, dtype=dtype, scale_layout=scale_layout)
+    return _ops.grouped_fwd(x, x_scale, w, w_scale, offs, recipe=str(recipe), bias=bias, dtype=dtype, scale_layout=scale_layout)
 
 
 def grouped_dgrad(
@@ -168,8 +183,7 @@ def grouped_dgrad(
     >>> moxie.grouped_dgrad(*moxie.quantize_rowwise(dy), w_t, w_scale_t, recipe="mxfp8_rceil").shape
     torch.Size([8, 32])
     """
-    return _ops.grouped_dgrad(
-        dy, dy_scale, w_t, w_scale_t, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout)
+    return _ops.grouped_dgrad(dy, dy_scale, w_t, w_scale_t, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout)
 
 
 def grouped_wgrad(
@@ -192,7 +206,8 @@ def grouped_wgrad(
     torch.Size([1, 64, 32])
     """
     return _ops.grouped_wgrad(
-        dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout)
+        dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), dtype=dtype, scale_layout=scale_layout
+    )
 
 
 def grouped_wgrad_add_(
@@ -215,8 +230,7 @@ def grouped_wgrad_add_(
     >>> torch.equal(dw, moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil", dtype=torch.float32))
     True
     """
-    _ops.grouped_wgrad_add_(
-        dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), scale_layout=scale_layout)
+    _ops.grouped_wgrad_add_(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), scale_layout=scale_layout)
 
 
 def sum_groups(x: Tensor, offs: Optional[Tensor] = None) -> Tensor:
@@ -282,8 +296,9 @@ class WeightCache(torch.nn.Module):
 
     def __getstate__(self):
         # As bytes, which pickle can carry as well as torch.save.
-        buffers = {name: tensor.view(torch.uint8) if name in ("qdata", "qdata_t") else tensor
-                   for name, tensor in self._buffers.items()}
+        buffers = {
+            name: tensor.view(torch.uint8) if name in ("qdata", "qdata_t") else tensor for name, tensor in self._buffers.items()
+        }
         return {**self.__dict__, "_buffers": buffers}
 
     def __setstate__(self, state):
@@ -306,8 +321,11 @@ class WeightCache(torch.nn.Module):
         """A forgotten refresh_() would train on, with the weights of the first step."""
         seen = _version_of(self._weights[0])
         if self._seen is not None and seen is not None and seen[0] == self._seen[0] and seen[1] != self._seen[1]:
-            warnings.warn(f"{op}: the weights have changed since their cache was filled, and it still holds the old ones; "
-                          "moxie.refresh_after(model, optimizer) or refresh_() keeps it up to date", stacklevel=4)
+            warnings.warn(
+                f"{op}: the weights have changed since their cache was filled, and it still holds the old ones; "
+                "moxie.refresh_after(model, optimizer) or refresh_() keeps it up to date",
+                stacklevel=4,
+            )
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
         """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""

@@ -44,8 +44,10 @@ class MXLinear(nn.Linear):
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
         """Makes an MXLinear of the nn.Linear itself: its parameters, hooks and every reference to it stay."""
         if type(linear) not in (nn.Linear, cls):
-            raise TypeError(f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
-                            "may be one of its own")
+            raise TypeError(
+                f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
+                "may be one of its own"
+            )
         conversion = Conversion(name, config)  # refuses what is no config before anything changes
         linear.__class__ = cls
         linear._convert(conversion.config, name)
@@ -87,11 +89,15 @@ class MXLinear(nn.Linear):
         if not torch.compiler.is_compiling():
             self.conversion.used = True
             if cache is not None and not cache.is_of(self.weight):
-                warnings.warn(f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
-                              "a model is sharded, so it is quantized in every forward", stacklevel=2)
+                warnings.warn(
+                    f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
+                    "a model is sharded, so it is quantized in every forward",
+                    stacklevel=2,
+                )
                 cache = None
-        y = grouped_mm(x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias,
-                       quantized_w=cache)
+        y = grouped_mm(
+            x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias, quantized_w=cache
+        )
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

@@ -52,7 +52,12 @@ def permute(x: Tensor, slot_of: Tensor, row_of: Tensor, top_k: int, *, weights: 
 
 
 def unpermute(
-    rows: Tensor, slot_of: Tensor, row_of: Tensor, num_tokens: int, *, weights: Optional[Tensor] = None,
+    rows: Tensor,
+    slot_of: Tensor,
+    row_of: Tensor,
+    num_tokens: int,
+    *,
+    weights: Optional[Tensor] = None,
 ) -> Tensor:
     """Each token's rows, weighted (f32 [T, k]) and added up in f32: x [T, D]. Differentiable in rows and weights.
 

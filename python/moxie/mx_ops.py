@@ -36,8 +36,10 @@ def _view(func, mx, size):
     rows = _BLOCKS[mx.block][0]
     keeps = qdata.dim() >= 2 and qdata.shape[-1] == mx.shape[-1] and (rows == 1 or qdata.shape[-2] == mx.shape[-2])
     if not keeps:
-        raise ValueError(f"MXTensor: view must keep the columns{'' if rows == 1 else ' and rows'} of {tuple(mx.shape)}, which "
-                         f"blocks of {mx.block} scale together, got {tuple(qdata.shape)}")
+        raise ValueError(
+            f"MXTensor: view must keep the columns{'' if rows == 1 else ' and rows'} of {tuple(mx.shape)}, which "
+            f"blocks of {mx.block} scale together, got {tuple(qdata.shape)}"
+        )
     scale_rows = (mx.scale.shape[-2],) if rows != 1 else (qdata.shape[-2],)
     return _like(mx, qdata, mx.scale.view(*qdata.shape[:-2], *scale_rows, mx.scale.shape[-1]))
 
@@ -50,8 +52,10 @@ def _slice(func, mx, dim=0, start=None, end=None, step=1):
     block = _BLOCKS[mx.block][dim - (mx.dim() - 2)] if dim >= mx.dim() - 2 else 1
     whole = step == 1 or block == 1
     if not whole or start % block != 0 or (end % block != 0 and end != size):
-        raise ValueError(f"MXTensor: a slice of dim {dim} must start and end at multiples of {block}, the block there, got "
-                         f"{start}:{end}:{step}")
+        raise ValueError(
+            f"MXTensor: a slice of dim {dim} must start and end at multiples of {block}, the block there, got "
+            f"{start}:{end}:{step}"
+        )
     qdata = func(mx.qdata, dim, start, end, step)
     return _like(mx, qdata, func(mx.scale, dim, start // block, -(-end // block), step))
 
@@ -68,8 +72,10 @@ def _on_leading(func, mx, dim, *args):
     leading = mx.dim() - 2 + inserts
     dim = dim + mx.dim() + inserts if dim < 0 else dim
     if dim >= leading:
-        raise NotImplementedError(f"{_OP}: {func} is defined on the dims before rows and columns alone, got {dim} of "
-                                  f"{tuple(mx.shape)}; call dequantize() first")
+        raise NotImplementedError(
+            f"{_OP}: {func} is defined on the dims before rows and columns alone, got {dim} of "
+            f"{tuple(mx.shape)}; call dequantize() first"
+        )
     return _like(mx, func(mx.qdata, dim, *args), func(mx.scale, dim, *args))
 
 

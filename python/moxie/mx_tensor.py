@@ -40,8 +40,9 @@ def _check(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) ->
     if tuple(scale.shape) != expected:
         larger = scale.numel() > torch.Size(expected).numel()
         hint = "; swizzled scales become plain ones with moxie.unswizzle_scale" if larger else ""
-        raise ValueError(f"{_OP}: scales of qdata {tuple(qdata.shape)} in blocks of {block} must be {expected}, got "
-                         f"{tuple(scale.shape)}{hint}")
+        raise ValueError(
+            f"{_OP}: scales of qdata {tuple(qdata.shape)} in blocks of {block} must be {expected}, got {tuple(scale.shape)}{hint}"
+        )
     if qdata.device != scale.device:
         raise ValueError(f"{_OP}: qdata and scales must be on one device, got {qdata.device} and {scale.device}")
 
@@ -68,14 +69,20 @@ class MXTensor(Tensor):
     @staticmethod
     def __new__(cls, qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str = "1x32"):
         return Tensor._make_wrapper_subclass(
-            cls, qdata.shape, strides=qdata.stride(), dtype=orig_dtype, device=qdata.device, requires_grad=False)
+            cls, qdata.shape, strides=qdata.stride(), dtype=orig_dtype, device=qdata.device, requires_grad=False
+        )
 
     def __init__(self, qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str = "1x32"):
         self.qdata, self.scale, self.block = qdata, scale, block
 
     @staticmethod
     def from_qdata_and_scales(
-        qdata: Tensor, scales: Tensor, orig_dtype: torch.dtype, *, block: Block = "1x32", block_size: Optional[int] = None,
+        qdata: Tensor,
+        scales: Tensor,
+        orig_dtype: torch.dtype,
+        *,
+        block: Block = "1x32",
+        block_size: Optional[int] = None,
         is_swizzled_scales: bool = False,
     ) -> "MXTensor":
         """Wraps what has been quantized already. `block_size` is another way to say the block: 32 is 1x32, 128 is 1x128.
@@ -90,8 +97,13 @@ class MXTensor(Tensor):
 
     @staticmethod
     def to_mx(
-        x: Tensor, elem_dtype: torch.dtype = torch.float8_e4m3fn, block_size: Optional[int] = None, scaling_mode: Any = None, *,
-        block: Block = "1x32", rule: Rule = "rceil",
+        x: Tensor,
+        elem_dtype: torch.dtype = torch.float8_e4m3fn,
+        block_size: Optional[int] = None,
+        scaling_mode: Any = None,
+        *,
+        block: Block = "1x32",
+        rule: Rule = "rceil",
     ) -> "MXTensor":
         """Quantizes x; differentiable, the gradient passes as it is.
 
@@ -111,8 +123,10 @@ class MXTensor(Tensor):
         return self.dtype
 
     def __repr__(self, *, tensor_contents=None) -> str:
-        return (f"MXTensor(shape={tuple(self.shape)}, dtype={self.dtype}, block={self.block}, device={self.device}, "
-                f"requires_grad={self.requires_grad})")
+        return (
+            f"MXTensor(shape={tuple(self.shape)}, dtype={self.dtype}, block={self.block}, device={self.device}, "
+            f"requires_grad={self.requires_grad})"
+        )
 
     def __tensor_flatten__(self):
         return ["qdata", "scale"], (self.dtype, self.block)
@@ -193,8 +207,10 @@ def _wrap(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) -> 
 @allow_in_graph
 def _to_mx(x: Tensor, block: str, rule: str) -> MXTensor:
     if block not in _BLOCKS or x.dim() < 2 or (x.dim() > 3 and _BLOCKS[block][0] != 1):
-        raise ValueError(f"{_OP}: to_mx takes [..., rows, cols] in blocks one row tall, or [rows, cols] and [G, N, K] in any of "
-                         f"{', '.join(_BLOCKS)}, got {tuple(x.shape)} and {block!r}")
+        raise ValueError(
+            f"{_OP}: to_mx takes [..., rows, cols] in blocks one row tall, or [rows, cols] and [G, N, K] in any of "
+            f"{', '.join(_BLOCKS)}, got {tuple(x.shape)} and {block!r}"
+        )
     if x.dtype not in _DTYPES:
         raise TypeError(f"{_OP}: x must be torch.bfloat16 or torch.float32, got {x.dtype}")
     return _ToMX.apply(x, block, rule)
@@ -210,13 +226,29 @@ def _dequantize(mx: MXTensor, dtype: Optional[torch.dtype]) -> Tensor:
 
 @allow_in_graph
 def multiply(
-    x: MXTensor, w: Tensor, offs: Optional[Tensor], recipe: str, bias: Optional[Tensor], dtype: Optional[torch.dtype],
-    quantized_w: Optional[Sequence[Tensor]], main_grad: Optional[Tensor],
+    x: MXTensor,
+    w: Tensor,
+    offs: Optional[Tensor],
+    recipe: str,
+    bias: Optional[Tensor],
+    dtype: Optional[torch.dtype],
+    quantized_w: Optional[Sequence[Tensor]],
+    main_grad: Optional[Tensor],
 ) -> Tensor:
     """grouped_mm. The op takes x for its gradient, and its parts for their values."""
     return torch.ops.moxie.grouped_mm.mx(
-        x, x.qdata, x.scale, w, offs, block=x.block, recipe=recipe, bias=bias, dtype=dtype, quantized_w=quantized_w,
-        main_grad=main_grad)
+        x,
+        x.qdata,
+        x.scale,
+        w,
+        offs,
+        block=x.block,
+        recipe=recipe,
+        bias=bias,
+        dtype=dtype,
+        quantized_w=quantized_w,
+        main_grad=main_grad,
+    )
 
 
 gemm.MX_TYPES = (MXTensor,)

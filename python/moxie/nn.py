@@ -86,8 +86,13 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         logits = moe.gate_logits(x, self.gate.weight)
         ids, weights, counts = _ops._select_experts(
-            logits, self.bias if self.balance == "bias" else None, self.top_k, score=self.score, normalize=self.normalize,
-            scale=self.scale)
+            logits,
+            self.bias if self.balance == "bias" else None,
+            self.top_k,
+            score=self.score,
+            normalize=self.normalize,
+            scale=self.scale,
+        )
         if self.training:
             _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
         return Routing(ids, weights, self._loss(logits, counts))
@@ -157,7 +162,8 @@ class GroupedExperts(nn.Module):
         self.keep = keep
         self.collect_stats = collect_stats
         self.register_buffer(
-            "stats", torch.zeros(2, len(PARTS), len(STATS), device=device, dtype=torch.float64), persistent=False)
+            "stats", torch.zeros(2, len(PARTS), len(STATS), device=device, dtype=torch.float64), persistent=False
+        )
         self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
         self.reset_parameters()
@@ -201,10 +207,19 @@ class GroupedExperts(nn.Module):
         route = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
         if not self.collect_stats:
             return gemm.expert_mlp(
-                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2, **route)
+                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2, **route
+            )
         return _ops.expert_mlp.stats(
-            x, self.w13, self.w2, self.stats, offs, recipe=self.recipe, quantized_w13=_tensors(self.cache13),
-            quantized_w2=_tensors(self.cache2), **route)
+            x,
+            self.w13,
+            self.w2,
+            self.stats,
+            offs,
+            recipe=self.recipe,
+            quantized_w13=_tensors(self.cache13),
+            quantized_w2=_tensors(self.cache2),
+            **route,
+        )
 
     def refresh_(self) -> None:
         # By name: the parameters may be other objects by now.
@@ -266,8 +281,16 @@ class SharedExperts(nn.Module):
     ):
         super().__init__()
         self.experts = GroupedExperts(
-            dim, hidden_dim, 1, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats, device=device,
-            dtype=dtype)
+            dim,
+            hidden_dim,
+            1,
+            recipe=recipe,
+            weight_cache=weight_cache,
+            keep=keep,
+            collect_stats=collect_stats,
+            device=device,
+            dtype=dtype,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x)
@@ -304,13 +327,28 @@ class MoE(nn.Module):
         super().__init__()
         self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
         self.experts = GroupedExperts(
-            dim, hidden_dim, num_experts, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats,
-            device=device, dtype=dtype)
+            dim,
+            hidden_dim,
+            num_experts,
+            recipe=recipe,
+            weight_cache=weight_cache,
+            keep=keep,
+            collect_stats=collect_stats,
+            device=device,
+            dtype=dtype,
+        )
         self.shared = None
         if shared_hidden_dim is not None:
             self.shared = SharedExperts(
-                dim, shared_hidden_dim, recipe=recipe, weight_cache=weight_cache, keep=keep, collect_stats=collect_stats,
-                device=device, dtype=dtype)
+                dim,
+                shared_hidden_dim,
+                recipe=recipe,
+                weight_cache=weight_cache,
+                keep=keep,
+                collect_stats=collect_stats,
+                device=device,
+                dtype=dtype,
+            )
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
@@ -332,8 +370,7 @@ class MoE(nn.Module):
         if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
-        y = self.experts(
-            tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=routing.weights)
+        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=routing.weights)
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)

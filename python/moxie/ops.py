@@ -124,8 +124,16 @@ def quantize_both(
     True
     """
     return _run(
-        "quantize_both", out, "qdata scale qdata_t scale_t", x, offs=offs, rowwise_block=rowwise_block,
-        colwise_block=colwise_block, rule=rule, scale_layout=scale_layout)
+        "quantize_both",
+        out,
+        "qdata scale qdata_t scale_t",
+        x,
+        offs=offs,
+        rowwise_block=rowwise_block,
+        colwise_block=colwise_block,
+        rule=rule,
+        scale_layout=scale_layout,
+    )
 
 
 def dequantize_rowwise(
@@ -147,8 +155,7 @@ def dequantize_rowwise(
     tensor([[ 1.0000, -2.0000,  3.5000,  0.0000]])
     """
     if out is None:
-        return _ops.dequantize_rowwise(
-            qdata, scale, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
+        return _ops.dequantize_rowwise(qdata, scale, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
     _check_dtype_of_out("dequantize_rowwise", dtype, out)
     _ops.dequantize_rowwise.out(qdata, scale, offs=offs, block=block, scale_layout=scale_layout, x=out)
     return out
@@ -176,11 +183,9 @@ def dequantize_colwise(
             [ 7.0000,  2.0000]])
     """
     if out is None:
-        return _ops.dequantize_colwise(
-            qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
+        return _ops.dequantize_colwise(qdata_t, scale_t, num_rows, offs=offs, block=block, dtype=dtype, scale_layout=scale_layout)
     _check_dtype_of_out("dequantize_colwise", dtype, out)
-    _ops.dequantize_colwise.out(
-        qdata_t, scale_t, num_rows, offs=offs, block=block, scale_layout=scale_layout, x=out)
+    _ops.dequantize_colwise.out(qdata_t, scale_t, num_rows, offs=offs, block=block, scale_layout=scale_layout, x=out)
     return out
 
 
@@ -208,12 +213,25 @@ def requantize(
     True
     """
     return _run(
-        "requantize", out, "qdata_t scale_t", qdata, scale, offs=offs, block=block, colwise_block=colwise_block, rule=rule,
-        scale_layout=scale_layout, from_layout=from_layout)
+        "requantize",
+        out,
+        "qdata_t scale_t",
+        qdata,
+        scale,
+        offs=offs,
+        block=block,
+        colwise_block=colwise_block,
+        rule=rule,
+        scale_layout=scale_layout,
+        from_layout=from_layout,
+    )
 
 
 def quantize_per_row(
-    x: Tensor, *, offs: Optional[Tensor] = None, out: Optional[tuple[Tensor, Tensor]] = None,
+    x: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    out: Optional[tuple[Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor]:
     """FP8 with one power-of-two f32 scale per row: qdata, shaped as x, and scale, [R] or [G, N].
 
@@ -226,7 +244,10 @@ def quantize_per_row(
 
 
 def quantize_per_col(
-    x: Tensor, *, offs: Optional[Tensor] = None, out: Optional[tuple[Tensor, Tensor]] = None,
+    x: Tensor,
+    *,
+    offs: Optional[Tensor] = None,
+    out: Optional[tuple[Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor]:
     """FP8 with one power-of-two f32 scale per column of each group, stored transposed.
 
@@ -254,7 +275,12 @@ def swizzle_scale(scale: Tensor, *, offs: Optional[Tensor] = None, form: Form = 
 
 
 def unswizzle_scale(
-    swizzled: Tensor, rows: int, cols: int, *, offs: Optional[Tensor] = None, form: Form = "rowwise",
+    swizzled: Tensor,
+    rows: int,
+    cols: int,
+    *,
+    offs: Optional[Tensor] = None,
+    form: Form = "rowwise",
 ) -> Tensor:
     """The inverse of swizzle_scale: [rows, cols], or [G, rows, cols] where swizzled is a stack [G, flat].
 
@@ -288,7 +314,11 @@ def compact_scale(scale: Tensor, *, block: Block, form: Form = "rowwise") -> Ten
 
 
 def pad_groups(
-    x: Tensor, offs: Tensor, alignment: int = 32, *, out: Optional[tuple[Tensor, Tensor, Tensor]] = None,
+    x: Tensor,
+    offs: Tensor,
+    alignment: int = 32,
+    *,
+    out: Optional[tuple[Tensor, Tensor, Tensor]] = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each group of rows padded with zero rows to a multiple of alignment: padded, starts, ends.
 
@@ -303,7 +333,12 @@ def pad_groups(
 
 
 def unpad_groups(
-    padded: Tensor, offs: Tensor, starts: Tensor, num_rows: int, *, out: Optional[Tensor] = None,
+    padded: Tensor,
+    offs: Tensor,
+    starts: Tensor,
+    num_rows: int,
+    *,
+    out: Optional[Tensor] = None,
 ) -> Tensor:
     """The inverse of pad_groups: x [num_rows, C]. Rows that no group covers are zero.
 

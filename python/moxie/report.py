@@ -17,8 +17,11 @@ def recipe_label(recipe: str) -> str:
     for ignored in ((), ("out",)):
         for name in recipe_names():
             preset = Recipe.from_name(name)
-            if all(getattr(preset, field.name) == getattr(wanted, field.name)
-                   for field in dataclasses.fields(Recipe) if field.name not in ignored):
+            if all(
+                getattr(preset, field.name) == getattr(wanted, field.name)
+                for field in dataclasses.fields(Recipe)
+                if field.name not in ignored
+            ):
                 return name if not ignored else f"{name}:out={wanted.out}"
     return recipe
 
@@ -63,15 +66,20 @@ class Report:
     @property
     def unused(self) -> list[str]:
         """What is converted and no eager forward has multiplied by yet."""
-        return [entry.fqn for entry in self.entries
-                if entry.conversion is not None and not entry.conversion.used and not entry.conversion.ended]
+        return [
+            entry.fqn
+            for entry in self.entries
+            if entry.conversion is not None and not entry.conversion.used and not entry.conversion.ended
+        ]
 
     def __str__(self) -> str:
         numel = sum(entry.numel for entry in self.entries if entry.conversion is not None)
         before = sum(entry.conversion is not None for entry in self.entries) - len(self.converted)
         also = f" and {before} before" if before else ""
-        lines = [f"{len(self.converted)} of {len(self.entries)} converted{also}: {numel} of {self.all_parameters} parameters "
-                 f"({100 * numel / max(self.all_parameters, 1):.1f} %)"]
+        lines = [
+            f"{len(self.converted)} of {len(self.entries)} converted{also}: {numel} of {self.all_parameters} parameters "
+            f"({100 * numel / max(self.all_parameters, 1):.1f} %)"
+        ]
         shown: list[str] = []
         rows: list[tuple[str, str]] = []
         for entry in self.entries:
@@ -109,4 +117,6 @@ class WarnUnused:
             warnings.warn(
                 f"quantize_: {', '.join(unused)} converted, but the model's forward never multiplied activations by "
                 "them, so they run as before: what they are used in is not torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, "
-                "bmm or addmm, or the module's own forward is not called", stacklevel=2)
+                "bmm or addmm, or the module's own forward is not called",
+                stacklevel=2,
+            )

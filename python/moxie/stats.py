@@ -20,7 +20,11 @@ Part = Literal["x", "w", "x_t", "w_t", "dy", "dy_t"]
 
 
 def quantization_stats(
-    x: Tensor, offs: Optional[Tensor] = None, *, recipe: AnyRecipe = DEFAULT_RECIPE, part: Optional[Part] = None,
+    x: Tensor,
+    offs: Optional[Tensor] = None,
+    *,
+    recipe: AnyRecipe = DEFAULT_RECIPE,
+    part: Optional[Part] = None,
 ) -> Tensor:
     """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
 

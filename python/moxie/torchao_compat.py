@@ -11,8 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from moxie.config import (
-    FP8GroupedMMConfig, FP8GroupedMMRecipe, GroupedMMConfig, KernelPreference, MXFP8GroupedMMConfig, MXFP8GroupedMMRecipe,
-    MXLinearConfig, MXLinearRecipeName, ScaleCalculationMode,
+    FP8GroupedMMConfig,
+    FP8GroupedMMRecipe,
+    GroupedMMConfig,
+    KernelPreference,
+    MXFP8GroupedMMConfig,
+    MXFP8GroupedMMRecipe,
+    MXLinearConfig,
+    MXLinearRecipeName,
+    ScaleCalculationMode,
 )
 from moxie.convert import quantize_, targets_of, unquantize_
 from moxie.fqn import FqnToConfig
@@ -29,11 +36,30 @@ Float8TrainingRecipe = FP8GroupedMMRecipe
 MXFP8Linear = MXLinear
 
 __all__ = [
-    "FP8GroupedMMConfig", "FP8GroupedMMRecipe", "Float8TrainingOpConfig", "Float8TrainingRecipe", "FqnToConfig", "GroupedMMConfig",
-    "KernelPreference", "MXFP8GroupedMMConfig", "MXFP8GroupedMMRecipe", "MXFP8Linear", "MXFP8TrainingOpConfig",
-    "MXFP8TrainingRecipe", "MXLinear", "MXLinearConfig", "MXLinearRecipeName", "MXTensor", "ScaleCalculationMode",
-    "TrainingOpBaseConfig", "_quantize_then_scaled_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm",
-    "_to_mxfp8_then_scaled_grouped_mm", "generate_jagged_offs", "quantize_", "unquantize_",
+    "FP8GroupedMMConfig",
+    "FP8GroupedMMRecipe",
+    "Float8TrainingOpConfig",
+    "Float8TrainingRecipe",
+    "FqnToConfig",
+    "GroupedMMConfig",
+    "KernelPreference",
+    "MXFP8GroupedMMConfig",
+    "MXFP8GroupedMMRecipe",
+    "MXFP8Linear",
+    "MXFP8TrainingOpConfig",
+    "MXFP8TrainingRecipe",
+    "MXLinear",
+    "MXLinearConfig",
+    "MXLinearRecipeName",
+    "MXTensor",
+    "ScaleCalculationMode",
+    "TrainingOpBaseConfig",
+    "_quantize_then_scaled_grouped_mm",
+    "_to_fp8_rowwise_then_scaled_grouped_mm",
+    "_to_mxfp8_then_scaled_grouped_mm",
+    "generate_jagged_offs",
+    "quantize_",
+    "unquantize_",
 ]
 
 
@@ -52,8 +78,10 @@ def _to_mxfp8_then_scaled_grouped_mm(
 ) -> Tensor:
     """A [M, K] times B_t [G, K, N], group by group; an MXTensor A is multiplied as it is, whatever wgrad does."""
     if prequantized_A is not None:
-        raise TypeError("_to_mxfp8_then_scaled_grouped_mm: prequantized_A is not taken; give as A "
-                        "MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)")
+        raise TypeError(
+            "_to_mxfp8_then_scaled_grouped_mm: prequantized_A is not taken; give as A "
+            "MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"
+        )
     recipe = _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode)
     return _multiply("_to_mxfp8_then_scaled_grouped_mm", A, B_t, recipe, offs, bias)
 
@@ -70,7 +98,11 @@ def _to_fp8_rowwise_then_scaled_grouped_mm(
 
 
 def _quantize_then_scaled_grouped_mm(
-    A: Union[Tensor, MXTensor], B_t: Tensor, config: GroupedMMConfig, offs: Optional[Tensor] = None, bias: Optional[Tensor] = None,
+    A: Union[Tensor, MXTensor],
+    B_t: Tensor,
+    config: GroupedMMConfig,
+    offs: Optional[Tensor] = None,
+    bias: Optional[Tensor] = None,
 ) -> Tensor:
     op = "_quantize_then_scaled_grouped_mm"
     if not isinstance(config, GroupedMMConfig):
@@ -90,8 +122,11 @@ def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Optional[Tenso
 @torch.compiler.assume_constant_result
 def _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode) -> str:
     return MXFP8GroupedMMConfig(
-        kernel_preference=kernel_preference, out_dtype=out_dtype, wgrad_with_hp=wgrad_with_hp,
-        scale_calculation_mode=scale_calculation_mode).recipe_text
+        kernel_preference=kernel_preference,
+        out_dtype=out_dtype,
+        wgrad_with_hp=wgrad_with_hp,
+        scale_calculation_mode=scale_calculation_mode,
+    ).recipe_text
 
 
 @torch.compiler.assume_constant_result
@@ -100,7 +135,11 @@ def _fp8_recipe(float8_dtype, out_dtype) -> str:
 
 
 def generate_jagged_offs(
-    E: int, M: int, multiple_of: int = 32, dtype: torch.dtype = torch.int32, device: Union[str, torch.device, None] = None,
+    E: int,
+    M: int,
+    multiple_of: int = 32,
+    dtype: torch.dtype = torch.int32,
+    device: Union[str, torch.device, None] = None,
 ) -> Tensor:
     """The ends of E groups of random sizes that together are M rows, each a multiple of `multiple_of`; for tests and timings."""
     if M % multiple_of != 0:

@@ -33,8 +33,9 @@ class Problem:
         return Problem(*(move(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 
-def gaussian(sizes, n: int, k: int, *, tail: int = 0, device: str = "cpu", dtype=torch.bfloat16, w_dtype=None, bias=None,
-             seed: int = 0) -> Problem:
+def gaussian(
+    sizes, n: int, k: int, *, tail: int = 0, device: str = "cpu", dtype=torch.bfloat16, w_dtype=None, bias=None, seed: int = 0
+) -> Problem:
     """Groups of these sizes and `tail` rows of no group. bias is None, "n" or "gn"."""
     generator = torch.Generator().manual_seed(seed)
     rows, groups = sum(sizes) + tail, len(sizes)
@@ -123,8 +124,14 @@ def decoded_operands(problem: Problem, recipe: moxie.Recipe, dy: torch.Tensor) -
         return Operands(hp(x), hp(w), hp(dy), hp(w), hp(dy), hp(x))
     if recipe.scaling == "row":
         w_t = torch.stack([(lambda q, s: (q.float() * s.view(-1, 1)).T[: w.shape[1]])(*moxie.quantize_per_col(m)) for m in w])
-        out = Operands(decoded_per_row(x, offs), decoded_per_row(w, None), decoded_per_row(dy, offs), w_t,
-                       decoded_per_col(dy, problem), decoded_per_col(x, problem))
+        out = Operands(
+            decoded_per_row(x, offs),
+            decoded_per_row(w, None),
+            decoded_per_row(dy, offs),
+            w_t,
+            decoded_per_col(dy, problem),
+            decoded_per_col(x, problem),
+        )
     else:
         rule, f32 = recipe.rule, torch.float32
 
@@ -138,9 +145,14 @@ def decoded_operands(problem: Problem, recipe: moxie.Recipe, dy: torch.Tensor) -
 
         act = recipe.activations
         seen = x
-        out = Operands(rowwise(x, act, offs), rowwise(w, recipe.weights, None), rowwise(dy, act, offs),
-                       colwise(w, transposed(recipe.weights), None),
-                       colwise(dy, recipe.wgrad_dy, offs), colwise(seen, recipe.wgrad_x, offs))
+        out = Operands(
+            rowwise(x, act, offs),
+            rowwise(w, recipe.weights, None),
+            rowwise(dy, act, offs),
+            colwise(w, transposed(recipe.weights), None),
+            colwise(dy, recipe.wgrad_dy, offs),
+            colwise(seen, recipe.wgrad_x, offs),
+        )
     if recipe.wgrad_with_hp:
         out.dy_wgrad, out.x_wgrad = hp(dy), hp(x)
     return out
@@ -201,7 +213,8 @@ def assert_products_equal(actual, expected, magnitude, what: str = "", before_bi
     wrong = ~(error <= allowed)
     assert not wrong.any(), (
         f"{what}: {int(wrong.sum())} of {wrong.numel()} differ, first at {wrong.nonzero()[0].tolist()}: "
-        f"{actual[wrong][0]} is not {expected[wrong][0]}, allowed {allowed[wrong][0]}")
+        f"{actual[wrong][0]} is not {expected[wrong][0]}, allowed {allowed[wrong][0]}"
+    )
 
 
 def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
@@ -210,8 +223,7 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
     for name in ("y", "dx", "dw", "dbias"):
         if getattr(expected, name) is not None:
             before_bias = magnitude.before_bias if name == "y" else None
-            assert_products_equal(
-                getattr(actual, name), getattr(expected, name), getattr(magnitude, name), name, before_bias)
+            assert_products_equal(getattr(actual, name), getattr(expected, name), getattr(magnitude, name), name, before_bias)
     return actual
 
 
@@ -219,18 +231,22 @@ def decoded_product(problem: Problem, recipe: str) -> Results:
     """The passes in bf16 on what plain scales decode to."""
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
     rowwise = lambda t, block, **of: moxie.dequantize_rowwise(  # noqa: E731
-        *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of)
+        *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of
+    )
     colwise = lambda t, block, **of: moxie.dequantize_colwise(  # noqa: E731
-        *moxie.quantize_colwise(t, block=block, rule=fields.rule, **of), t.shape[-2], block=block, **of)
+        *moxie.quantize_colwise(t, block=block, rule=fields.rule, **of), t.shape[-2], block=block, **of
+    )
     w, w_t = rowwise(problem.w, fields.weights), colwise(problem.w, transposed(fields.weights))
     x, dy = (rowwise(t, fields.activations, offs=offs) for t in (problem.x, problem.dy))
     x_t, dy_t = problem.x, problem.dy
     if not fields.wgrad_with_hp:
         x_t, dy_t = colwise(x_t, fields.wgrad_x, offs=offs), colwise(dy_t, fields.wgrad_dy, offs=offs)
     multiply = {"recipe": "bf16", "dtype": torch.bfloat16}
-    return Results(moxie.grouped_fwd(x, None, w, None, offs, **multiply),
-                   torch.ops.moxie.grouped_dgrad(dy, None, w_t, None, offs, **multiply),
-                   torch.ops.moxie.grouped_wgrad(dy_t, None, x_t, None, rows, offs, **multiply))
+    return Results(
+        moxie.grouped_fwd(x, None, w, None, offs, **multiply),
+        torch.ops.moxie.grouped_dgrad(dy, None, w_t, None, offs, **multiply),
+        torch.ops.moxie.grouped_wgrad(dy_t, None, x_t, None, rows, offs, **multiply),
+    )
 
 
 def assert_same_results(actual, expected, what="") -> None:

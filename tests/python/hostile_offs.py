@@ -29,10 +29,12 @@ def _random(groups: int, low: int, high: int) -> list[int]:
 
 def _one_wrong(value: int) -> Callable[[int], list[int]]:
     """Good ends but for one in the middle, the only one of one group."""
+
     def ends(groups):
         good = sorted(_random(groups, 0, ROWS + 1))
         good[groups // 2] = value
         return good
+
     return ends
 
 
@@ -91,7 +93,7 @@ class Calls:
 
     def ops(self) -> Iterator[tuple[str, Callable]]:
         x, h, dy, good = self.x, self.h, self.dy, self.good
-        tokens, (slot_of, row_of) = self.own(x[:ROWS // 2].clone()), self.routed()
+        tokens, (slot_of, row_of) = self.own(x[: ROWS // 2].clone()), self.routed()
         for layout in ("plain", "swizzled"):
             how = {"scale_layout": layout}
             yield f"quantize_rowwise {layout}", lambda o: moxie.quantize_rowwise(x, offs=o, **how)
@@ -99,13 +101,19 @@ class Calls:
                 both = {"rowwise_block": "1x128", "colwise_block": block, **how}
                 yield f"quantize_both {block} {layout}", lambda o: moxie.quantize_both(x, offs=o, **both)
                 yield f"swiglu_quantize_both {block} {layout}", lambda o: moxie.swiglu_quantize_both(h, offs=o, **both)
-                yield f"swiglu_backward_quantize_both {block} {layout}", lambda o: moxie.swiglu_backward_quantize_both(
-                    x, h, offs=o, **both)
-                yield f"permute_quantize_both {block} {layout}", lambda o: moxie.permute_quantize_both(
-                    tokens, slot_of, 2, offs=o, **both)
+                yield (
+                    f"swiglu_backward_quantize_both {block} {layout}",
+                    lambda o: moxie.swiglu_backward_quantize_both(x, h, offs=o, **both),
+                )
+                yield (
+                    f"permute_quantize_both {block} {layout}",
+                    lambda o: moxie.permute_quantize_both(tokens, slot_of, 2, offs=o, **both),
+                )
                 form = self.owned(moxie.quantize_colwise(x, offs=good, block=block, **how))
-                yield f"dequantize_colwise {block} {layout}", lambda o: moxie.dequantize_colwise(
-                    *form, ROWS, offs=o, block=block, **how)
+                yield (
+                    f"dequantize_colwise {block} {layout}",
+                    lambda o: moxie.dequantize_colwise(*form, ROWS, offs=o, block=block, **how),
+                )
             row = self.owned(moxie.quantize_rowwise(x, offs=good, **how))
             yield f"dequantize_rowwise {layout}", lambda o: moxie.dequantize_rowwise(*row, offs=o, **how)
             yield f"requantize {layout}", lambda o: moxie.requantize(*row, offs=o, from_layout=layout, **how)
@@ -140,8 +148,14 @@ class Calls:
             if fields.scaling == "row":
                 made = (*moxie.quantize_per_row(t, offs=self.good), *moxie.quantize_per_col(t, offs=self.good))
             else:
-                made = moxie.quantize_both(t, offs=self.good, rowwise_block=fields.activations, colwise_block=colwise,
-                                           rule=fields.rule, scale_layout="swizzled" if on_blackwell else "plain")
+                made = moxie.quantize_both(
+                    t,
+                    offs=self.good,
+                    rowwise_block=fields.activations,
+                    colwise_block=colwise,
+                    rule=fields.rule,
+                    scale_layout="swizzled" if on_blackwell else "plain",
+                )
             return (*self.owned(made[:2]), *((t, None) if fields.wgrad_with_hp else self.owned(made[2:])))
 
         x, dy = forms(self.x, fields.wgrad_x), forms(self.dy, fields.wgrad_dy)
@@ -155,6 +169,7 @@ class Calls:
         def add(o):
             moxie.grouped_wgrad_add_(grad.zero_(), *dy[2:], *x[2:], ROWS, o, **how)
             return grad.clone()
+
         yield "grouped_wgrad_add_", add
 
     def nodes(self, recipe: str) -> Iterator[tuple[str, Callable]]:
@@ -167,26 +182,31 @@ class Calls:
             return (y.detach(), *(leaf.grad for leaf in leaves))
 
         for dtype in (torch.bfloat16, torch.float32):
+
             def linear(o):
                 leaves = [t.detach().to(dtype).requires_grad_() for t in (self.x, w, bias)]
                 y = moxie.grouped_mm(leaves[0], leaves[1], o, recipe=recipe, bias=leaves[2])
                 return backward(y, self.dy, leaves)
+
             yield f"grouped_mm {dtype}", linear
 
         def into_main_grad(o):
             x, leaf, grad = self.x.detach().requires_grad_(), w.detach().requires_grad_(), self.zeros(w)
             moxie.grouped_mm(x, leaf, o, recipe=recipe, main_grad=grad).backward(self.dy)
             return x.grad, grad
+
         yield "grouped_mm main_grad", into_main_grad
 
         def mlp(o, x, **kwargs):
             leaves = [t.detach().requires_grad_() for t in (x, w13, w2)]
             y = moxie.expert_mlp(*leaves, o, recipe=recipe, **kwargs)
-            return backward(y, self.x[:len(y)], leaves)
+            return backward(y, self.x[: len(y)], leaves)
+
         yield "expert_mlp", lambda o: mlp(o, self.x)
-        yield "expert_mlp permuted", lambda o: mlp(o, self.x[:ROWS // 2], slot_of=slot_of, row_of=row_of, top_k=2)
+        yield "expert_mlp permuted", lambda o: mlp(o, self.x[: ROWS // 2], slot_of=slot_of, row_of=row_of, top_k=2)
 
         for collects in (False, True):
+
             def layer(o):
                 experts = moxie.nn.GroupedExperts(K, N, self.groups, recipe=recipe).to(self.device)
                 experts.collect_stats = collects
@@ -196,6 +216,7 @@ class Calls:
                 x = self.x.detach().requires_grad_()
                 y = experts(x, o)
                 return backward(y, self.x, (x, experts.w13, experts.w2))
+
             yield f"GroupedExperts, stats {collects}", layer
 
     def all(self, recipe: str) -> Iterator[tuple[str, Callable]]:

@@ -14,9 +14,26 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
 # The smallest of everything that the 32-blocks of mxfp8_rceil still divide.
 MICRO = {
-    "dim": 32, "layers": 2, "heads": 2, "kv-heads": 1, "head-dim": 16, "experts": 4, "hidden-dim": 32, "seq-len": 16,
-    "batch": 4, "steps": 6, "lr": 3e-3, "warmup": 2, "eval-windows": 8, "final-eval-windows": 8, "eval-every": 0, "save-every": 2,
-    "stats-every": 0, "threads": 1, "device": "cpu", "recipe": "mxfp8_rceil",
+    "dim": 32,
+    "layers": 2,
+    "heads": 2,
+    "kv-heads": 1,
+    "head-dim": 16,
+    "experts": 4,
+    "hidden-dim": 32,
+    "seq-len": 16,
+    "batch": 4,
+    "steps": 6,
+    "lr": 3e-3,
+    "warmup": 2,
+    "eval-windows": 8,
+    "final-eval-windows": 8,
+    "eval-every": 0,
+    "save-every": 2,
+    "stats-every": 0,
+    "threads": 1,
+    "device": "cpu",
+    "recipe": "mxfp8_rceil",
 }
 
 
@@ -52,8 +69,13 @@ def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) 
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
 
     return subprocess.run(
-        command(*args, **flags), capture_output=True, text=True, timeout=300, env={**os.environ, **(env or {})},
-        preexec_fn=limit if file_limit else None)
+        command(*args, **flags),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **(env or {})},
+        preexec_fn=limit if file_limit else None,
+    )
 
 
 def micro(out: pathlib.Path, **flags) -> dict:
@@ -81,7 +103,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
     """A safetensors file, read without any of our code."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
+    header = json.loads(data[8 : 8 + length])
     header.pop("__metadata__", None)
     tensors = {}
     for name, entry in header.items():
@@ -97,7 +119,10 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
     for name, tensor in tensors.items():
         raw = tensor.contiguous().view(torch.uint8).numpy().tobytes()
         header[name] = {
-            "dtype": words_of[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+            "dtype": words_of[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
@@ -127,14 +152,14 @@ def forge(path: pathlib.Path, change) -> None:
     """Changes what a checkpoint says of itself, as somebody would who knows its checksum."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8:8 + length])
+    header = json.loads(data[8 : 8 + length])
     about = json.loads(header["__metadata__"]["moxie.checkpoint"])
     change(about)
     header["__metadata__"].update({"moxie.checkpoint": json.dumps(about), "moxie.checksum": "0" * 16})
     text = json.dumps(header).encode()
-    data = struct.pack("<Q", len(text)) + text + data[8 + length:]
+    data = struct.pack("<Q", len(text)) + text + data[8 + length :]
     at = data.index(b'"moxie.checksum": "') + len(b'"moxie.checksum": "')
-    path.write_bytes(data[:at] + checksum(data) + data[at + 16:])
+    path.write_bytes(data[:at] + checksum(data) + data[at + 16 :])
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,15 @@ def assert_same_bytes(actual, expected, what: str = "") -> None:
             assert_same_bytes(*pair, f"{what}[{i}]")
         return
     assert actual.dtype == expected.dtype and actual.shape == expected.shape, (
-        f"{what}: {actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}")
+        f"{what}: {actual.dtype} {tuple(actual.shape)} is not {expected.dtype} {tuple(expected.shape)}"
+    )
     a, b = as_bytes(actual), as_bytes(expected)
     if not torch.equal(a, b):
         wrong = (a != b).nonzero()
         first = tuple(wrong[0].tolist())
         raise AssertionError(
-            f"{what}: {len(wrong)} of {a.numel()} bytes differ, first at {first}: {a[first]:#x} is not {b[first]:#x}")
+            f"{what}: {len(wrong)} of {a.numel()} bytes differ, first at {first}: {a[first]:#x} is not {b[first]:#x}"
+        )
 
 
 def e8m0(codes: torch.Tensor) -> torch.Tensor:
@@ -81,7 +83,13 @@ class Case:
     def is_differentiable(self) -> bool:
         """Made of other ops, with FP8 between them."""
         return self.overload == "default" and self.name.split("-")[0] in (
-            "grouped_mm", "expert_mlp", "swiglu", "gate_logits", "permute", "unpermute")
+            "grouped_mm",
+            "expert_mlp",
+            "swiglu",
+            "gate_logits",
+            "permute",
+            "unpermute",
+        )
 
     @property
     def op(self):
@@ -104,6 +112,7 @@ def _with_offs(name: str, *args, **kwargs) -> Case:
     def make(device, rows):
         x, offs = _tokens(device, rows)
         return (x, *args), {"offs": offs, **kwargs}
+
     return Case(name, make)
 
 
@@ -121,6 +130,7 @@ def _swizzled_grouped(form: str, **kwargs):
         x, offs = _tokens(device, rows)
         operand = getattr(moxie, "quantize_" + form)(x, offs=offs, scale_layout="swizzled")
         return (*operand, *([rows] if form == "colwise" else [])), {"offs": offs, **kwargs}
+
     return make
 
 
@@ -197,8 +207,12 @@ def _passes(device, rows):
     """The operands of all three passes: x, w, dy (each its two forms), offs."""
     x, w, offs = _linear(device, rows)
     dy = random_values(rows, 40, device=device, seed=4)
-    return (moxie.quantize_both(x, offs=offs), moxie.quantize_weights(w, recipe="mxfp8_rceil"),
-            moxie.quantize_both(dy, offs=offs), offs)
+    return (
+        moxie.quantize_both(x, offs=offs),
+        moxie.quantize_weights(w, recipe="mxfp8_rceil"),
+        moxie.quantize_both(dy, offs=offs),
+        offs,
+    )
 
 
 def _forward(device, rows):
@@ -218,8 +232,9 @@ def _wgrad(device, rows):
 
 def _wgrad_swizzled(device, rows):
     x, _, offs = _linear(device, rows)
-    forms = [moxie.quantize_colwise(t, offs=offs, scale_layout="swizzled")
-             for t in (random_values(rows, 40, device=device, seed=4), x)]
+    forms = [
+        moxie.quantize_colwise(t, offs=offs, scale_layout="swizzled") for t in (random_values(rows, 40, device=device, seed=4), x)
+    ]
     return (*forms[0], *forms[1], rows, offs), {"recipe": "mxfp8_rceil", "scale_layout": "swizzled"}
 
 
@@ -275,8 +290,7 @@ CASES = [
     _with_offs("quantize_colwise-grouped", block="128x32", rule="floor"),
     _with_offs("quantize_colwise-grouped_swizzled", scale_layout="swizzled"),
     _with_offs("quantize_both", rowwise_block="1x128", colwise_block="128x1"),
-    Case("quantize_both-weights",
-         lambda device, rows: ((_weights(device, rows),), {"scale_layout": "swizzled", "rule": "even"})),
+    Case("quantize_both-weights", lambda device, rows: ((_weights(device, rows),), {"scale_layout": "swizzled", "rule": "even"})),
     Case("dequantize_rowwise", lambda device, rows: (_rowwise_form(device, rows), {})),
     Case("dequantize_colwise", _dequantize_colwise_grouped),
     Case("dequantize_rowwise-swizzled", _swizzled_grouped("rowwise", scale_layout="swizzled")),
@@ -306,13 +320,17 @@ CASES = [
     Case("swiglu_quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"rule": "floor"})),
     Case("swiglu_quantize_both", lambda device, rows: _fused(device, rows, _tokens(device, rows)[0].clamp(-9, 9))),
     Case("swiglu_backward_quantize_both", lambda device, rows: _fused(device, rows, *_swiglu_backward(device, rows)[0])),
-    Case("gate_logits", lambda device, rows: (
-        (random_values(rows, 40, device=device).clamp(-9, 9), torch.randn(5, 40, device=device)), {})),
+    Case(
+        "gate_logits",
+        lambda device, rows: ((random_values(rows, 40, device=device).clamp(-9, 9), torch.randn(5, 40, device=device)), {}),
+    ),
     Case("top_k", lambda device, rows: ((random_values(rows, 9, device=device, dtype=torch.float32), 3), {})),
     Case("route", _route),
     Case("permute", _permute),
-    Case("permute_quantize_rowwise",
-         lambda device, rows: ((*_routed(device, rows)[:2], 2), {"block": "1x128", "scale_layout": "swizzled"})),
+    Case(
+        "permute_quantize_rowwise",
+        lambda device, rows: ((*_routed(device, rows)[:2], 2), {"block": "1x128", "scale_layout": "swizzled"}),
+    ),
     Case("permute_quantize_both", lambda device, rows: _fused(device, 2 * rows, *_routed(device, rows)[:2], 2)),
     Case("unpermute", _unpermute),
     Case("unpermute_weights", _unpermute_weights),
@@ -322,8 +340,13 @@ CASES = [
     Case("grouped_wgrad-swizzled", _wgrad_swizzled),
     Case("grouped_wgrad-hp", _wgrad_hp),
     Case("sum_groups", lambda device, rows: (_tokens(device, rows), {})),
-    Case("quantization_stats", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9), _tokens(device, rows)[1]),
-                                                     {"recipe": "mxfp8_floor", "part": "x_t"})),
+    Case(
+        "quantization_stats",
+        lambda device, rows: (
+            (_tokens(device, rows)[0].clamp(-9, 9), _tokens(device, rows)[1]),
+            {"recipe": "mxfp8_floor", "part": "x_t"},
+        ),
+    ),
     Case("quantization_stats-weights", lambda device, rows: ((_weights(device, rows).clamp(-9, 9),), {"part": "w_t"})),
     Case("quantize_weights", lambda device, rows: ((_weights(device, rows),), {"recipe": "mxfp8_rceil"})),
 ]
@@ -363,9 +386,9 @@ class Buffer:
     def __init__(self, tensor: torch.Tensor, offset: int = 0):
         self.flat = poisoned(torch.empty(16 + tensor.numel() + 32, dtype=tensor.dtype, device=tensor.device))
         begin = 16 + offset
-        self.view = self.flat[begin:begin + tensor.numel()].view(tensor.shape)
+        self.view = self.flat[begin : begin + tensor.numel()].view(tensor.shape)
         as_numbers(self.view).copy_(as_numbers(tensor))
-        self.guards = self.flat[:begin], self.flat[begin + tensor.numel():]
+        self.guards = self.flat[:begin], self.flat[begin + tensor.numel() :]
 
     def check(self) -> None:
         for guard in self.guards:

@@ -65,8 +65,11 @@ def test_growth_with_experts_keeps_the_rows():
 
 def test_a_quick_run_reports_what_the_tables_need(tmp_path):
     out = tmp_path / "moe.json"
-    subprocess.run([sys.executable, BENCH / "moe.py", "--device", "cpu", "--quick", "--kernels", "--out", out], check=True,
-                   capture_output=True)
+    subprocess.run(
+        [sys.executable, BENCH / "moe.py", "--device", "cpu", "--quick", "--kernels", "--out", out],
+        check=True,
+        capture_output=True,
+    )
     report = json.loads(out.read_text())
     rows = {row["name"]: row for row in report["rows"]}
     assert list(rows) == [STOCK, "Moxie bf16", moe_tables.OURS, moe_tables.CACHED]

@@ -69,8 +69,11 @@ def test_the_table_has_a_row_for_each_recipe(finished):
 def test_the_json_is_what_the_runs_say(finished):
     out, _ = finished
     summary = json.loads((out / "compare.json").read_text())
-    losses = {(recipe, seed): json.loads((out / f"{recipe}-seed{seed}" / "result.json").read_text())["eval_loss"]
-              for recipe in RECIPES for seed in (1, 2)}
+    losses = {
+        (recipe, seed): json.loads((out / f"{recipe}-seed{seed}" / "result.json").read_text())["eval_loss"]
+        for recipe in RECIPES
+        for seed in (1, 2)
+    }
     assert len(set(losses.values())) == 4  # seeds and recipes matter
     base, mx = summary["recipes"]
     assert (base["recipe"], mx["recipe"], summary["base"]) == (*RECIPES, "bf16")
@@ -226,8 +229,13 @@ def test_a_failing_run_is_named_and_the_others_are_kept(tmp_path):
 def test_an_interrupted_comparison_goes_on_to_the_same_numbers(tmp_path, whom):
     out = tmp_path / "out"
     changed = {"steps": 100, "seeds": 1, "eval_every": 0, "stats_every": 0}
-    running = subprocess.Popen(command("compare", **flags(out, **changed)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               start_new_session=True)
+    running = subprocess.Popen(
+        command("compare", **flags(out, **changed)),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
     steps = out / "bf16-seed1" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not (steps.exists() and steps.read_text().count("\n") > 2):
@@ -264,18 +272,22 @@ def test_require_learned_is_about_the_bigram_entropy(copy):
     assert "the loss of bf16 is" in done.stderr and "not below the bigram entropy" in done.stderr
 
 
-@pytest.mark.parametrize("changed, message", [
-    ({"recipes": ["bf16", "mxfp8_rceli"]}, "mxfp8_rceli"),
-    ({"recipes": ["bf16", "experts=mxfp8_rceli"]}, "mxfp8_rceli"),
-    ({"recipes": ["bf16", "no.such.module=mxfp8_rceil"]}, "is called 'no.such.module'"),
-    ({"recipes": ["bf16", "expert=mxfp8_rceil+linears=bf16"]}, "is called 'expert'"),
-    ({"recipes": ["bf16", "re:(=mxfp8_rceil"]}, "is no regular expression"),
-    ({"recipes": ["bf16", "bf16"]}, "'bf16' and 'bf16' would both be trained in"),
-    ({"seeds": 0}, "--seeds must be 1 to 1000, got 0"),
-    ({"seeds": 1, "require": 1}, "--require needs the interval of at least 2 --seeds, got 1"),
-    ({"dim": 0}, "--dim must be 1 to"),
-    ({"seed": 3}, "--seed"),
-], ids=lambda value: str(value) if isinstance(value, dict) else "")
+@pytest.mark.parametrize(
+    "changed, message",
+    [
+        ({"recipes": ["bf16", "mxfp8_rceli"]}, "mxfp8_rceli"),
+        ({"recipes": ["bf16", "experts=mxfp8_rceli"]}, "mxfp8_rceli"),
+        ({"recipes": ["bf16", "no.such.module=mxfp8_rceil"]}, "is called 'no.such.module'"),
+        ({"recipes": ["bf16", "expert=mxfp8_rceil+linears=bf16"]}, "is called 'expert'"),
+        ({"recipes": ["bf16", "re:(=mxfp8_rceil"]}, "is no regular expression"),
+        ({"recipes": ["bf16", "bf16"]}, "'bf16' and 'bf16' would both be trained in"),
+        ({"seeds": 0}, "--seeds must be 1 to 1000, got 0"),
+        ({"seeds": 1, "require": 1}, "--require needs the interval of at least 2 --seeds, got 1"),
+        ({"dim": 0}, "--dim must be 1 to"),
+        ({"seed": 3}, "--seed"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
+)
 def test_bad_input_is_refused_before_anything_is_trained(tmp_path, changed, message):
     done = compare(tmp_path / "out", code=2, **changed)
     assert message in done.stderr + done.stdout

@@ -67,14 +67,28 @@ def chain(x, offs, qdata_buffer, scale_buffer):
     padded, starts, ends = moxie.pad_groups(qdata, offs, 16)
     moxie.quantize_rowwise(y, out=(qdata_buffer, scale_buffer))
     from_buffer = moxie.dequantize_rowwise(qdata_buffer, scale_buffer.view(torch.float8_e8m0fnu), dtype=torch.float32)
-    return (qdata, scale, qdata_t, scale_t, again, plain, padded, starts + 1, ends,
-            *moxie.requantize(qdata, scale, offs=offs), moxie.unpad_groups(padded, offs, starts, y.shape[0]),
-            *moxie.quantize_per_row(y), from_buffer.cos())
+    return (
+        qdata,
+        scale,
+        qdata_t,
+        scale_t,
+        again,
+        plain,
+        padded,
+        starts + 1,
+        ends,
+        *moxie.requantize(qdata, scale, offs=offs),
+        moxie.unpad_groups(padded, offs, starts, y.shape[0]),
+        *moxie.quantize_per_row(y),
+        from_buffer.cos(),
+    )
 
 
 def chain_inputs(rows: int, device: str):
-    buffers = (torch.zeros(rows, 96, dtype=torch.float8_e4m3fn, device=device),
-               torch.zeros(rows, 3, dtype=torch.uint8, device=device))
+    buffers = (
+        torch.zeros(rows, 96, dtype=torch.float8_e4m3fn, device=device),
+        torch.zeros(rows, 3, dtype=torch.uint8, device=device),
+    )
     x = random_values(rows, 96, dtype=torch.float32, device=device)
     return x, sizes_to_offs([5, 0, 33, rows - 40], device), *buffers
 
@@ -114,10 +128,16 @@ DIFFERENTIABLE = [case for case in CASES if case.is_differentiable or case.name 
 
 def with_leaves(args, kwargs, names):
     """The call with fresh leaves where `names` says so: args, kwargs, and the leaves by name."""
-    leaves = {name: value.detach().clone().requires_grad_() for name, value in {**dict(enumerate(args)), **kwargs}.items()
-              if name in names}
-    return ([leaves.get(i, value) for i, value in enumerate(args)],
-            {name: leaves.get(name, value) for name, value in kwargs.items()}, leaves)
+    leaves = {
+        name: value.detach().clone().requires_grad_()
+        for name, value in {**dict(enumerate(args)), **kwargs}.items()
+        if name in names
+    }
+    return (
+        [leaves.get(i, value) for i, value in enumerate(args)],
+        {name: leaves.get(name, value) for name, value in kwargs.items()},
+        leaves,
+    )
 
 
 def step(function, args, kwargs, names):
@@ -132,8 +152,11 @@ def step(function, args, kwargs, names):
 @pytest.mark.parametrize("case", DIFFERENTIABLE, ids=str)
 def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the_graph(case: Case, backend, device):
     args, kwargs = case.make(device, 70)
-    floating = [name for name, value in {**dict(enumerate(args)), **kwargs}.items()
-                if isinstance(value, torch.Tensor) and value.is_floating_point()]
+    floating = [
+        name
+        for name, value in {**dict(enumerate(args)), **kwargs}.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    ]
     # Together, and each alone: whether another one wants a gradient must not matter. Inductor is slow: together stands for all.
     alone = [[name] for name in floating] if backend == "aot_eager" and len(floating) > 1 else []
     for names in [floating, *alone]:
@@ -147,16 +170,24 @@ def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_the_number_of_rows_may_depend_on_data(device):
     """As it does after an exchange of tokens between ranks: nothing is known of it while tracing."""
+
     def chosen(x, mask, offs):
         y = x[mask]
         qdata, scale, qdata_t, scale_t = moxie.quantize_both(y, offs=offs)
         padded, starts, _ = moxie.pad_groups(qdata, offs, 16)
         swizzled = moxie.swizzle_scale(scale, offs=offs)
-        return (qdata, scale, qdata_t, scale_t, moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs),
-                moxie.unpad_groups(padded, offs, starts, y.shape[0]), *moxie.requantize(qdata, scale, offs=offs),
-                moxie.unswizzle_scale(swizzled, y.shape[0], scale.shape[1], offs=offs),
-                moxie.dequantize_rowwise(qdata, swizzled, offs=offs, scale_layout="swizzled"),
-                *moxie.requantize(qdata, swizzled, offs=offs, from_layout="swizzled"))
+        return (
+            qdata,
+            scale,
+            qdata_t,
+            scale_t,
+            moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs),
+            moxie.unpad_groups(padded, offs, starts, y.shape[0]),
+            *moxie.requantize(qdata, scale, offs=offs),
+            moxie.unswizzle_scale(swizzled, y.shape[0], scale.shape[1], offs=offs),
+            moxie.dequantize_rowwise(qdata, swizzled, offs=offs, scale_layout="swizzled"),
+            *moxie.requantize(qdata, swizzled, offs=offs, from_layout="swizzled"),
+        )
 
     function, counter = compiled(chosen, "aot_eager")
     for rows in SIZES:

@@ -24,13 +24,18 @@ MODES = {  # what to ask for, and what is converted
     "linears": (LINEAR, LINEARS),
     "both": ("mxfp8_rceil_128", LINEARS[:2] + TITAN + LINEARS[2:]),
     "one_parameter": (moxie.FqnToConfig({"layers.0.moe.experts.w1": GROUPED}), TITAN[:1]),
-    "a_recipe_per_parameter": (moxie.FqnToConfig({
-        "layers.0.moe.experts.w1": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_wgrad_with_hp"),
-        "layers.0.moe.experts.w2": moxie.FP8GroupedMMConfig(),
-        "re:.*experts.*": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_32x32"),
-        "re:.*shared_expert.*": LINEAR,
-        "re:.*attention\\.w[qo]": "mxfp8_floor",
-    }), LINEARS[:2] + TITAN + LINEARS[2:]),
+    "a_recipe_per_parameter": (
+        moxie.FqnToConfig(
+            {
+                "layers.0.moe.experts.w1": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_wgrad_with_hp"),
+                "layers.0.moe.experts.w2": moxie.FP8GroupedMMConfig(),
+                "re:.*experts.*": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil_32x32"),
+                "re:.*shared_expert.*": LINEAR,
+                "re:.*attention\\.w[qo]": "mxfp8_floor",
+            }
+        ),
+        LINEARS[:2] + TITAN + LINEARS[2:],
+    ),
 }
 
 
@@ -146,7 +151,9 @@ def test_optimizers_step_as_on_plain_parameters(kind):
             moxie.quantize_(model, "mxfp8_rceil")
         for each, optimizer in zip((model, plain), optimizers):
             for i, parameter in enumerate(each.parameters()):
-                parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i + 100 * step)).to(parameter)
+                parameter.grad = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(i + 100 * step)).to(
+                    parameter
+                )
             optimizer.step()
     for a, b in zip(model.parameters(), plain.parameters()):
         assert torch.equal(a, b)
@@ -248,10 +255,23 @@ def test_gradients_and_every_other_op_are_plain():
     w = experts.w1
     plain = w.detach()
     assert type(plain) is torch.Tensor and type(w.data) is torch.Tensor
-    for function in (lambda w: w + 1, lambda w: w.sum(), lambda w: w.norm(), lambda w: torch.einsum("gnk,gnk->g", w, w),
-                     lambda w: torch.cat([w, w]), lambda w: w.square().mean(0), lambda w: w @ torch.ones(DIM),
-                     lambda w: torch._grouped_mm(torch.ones(8, EXPERTS * 16).bfloat16(), torch.ones(64, 16).bfloat16(),
-                                                 offs=torch.tensor([16, 32, 48, 64], dtype=torch.int32)) * w.sum()):
+    for function in (
+        lambda w: w + 1,
+        lambda w: w.sum(),
+        lambda w: w.norm(),
+        lambda w: torch.einsum("gnk,gnk->g", w, w),
+        lambda w: torch.cat([w, w]),
+        lambda w: w.square().mean(0),
+        lambda w: w @ torch.ones(DIM),
+        lambda w: (
+            torch._grouped_mm(
+                torch.ones(8, EXPERTS * 16).bfloat16(),
+                torch.ones(64, 16).bfloat16(),
+                offs=torch.tensor([16, 32, 48, 64], dtype=torch.int32),
+            )
+            * w.sum()
+        ),
+    ):
         out = function(w)
         assert type(out) is torch.Tensor and torch.equal(out, function(plain))
     (w.transpose(-2, -1) * 2).sum().backward()
@@ -270,13 +290,26 @@ def test_products_mean_what_they_mean_in_torch(dtype):
     vector, matrix = torch.randn(32, dtype=dtype), torch.randn(10, 32, dtype=dtype)
     batched = torch.randn(3, 5, 64, dtype=dtype)
     for function in (
-        lambda w: F.linear(x, w[1]), lambda w: F.linear(x, w[1], vector), lambda w: F.linear(x[0], w[1], bias=vector),
+        lambda w: F.linear(x, w[1]),
+        lambda w: F.linear(x, w[1], vector),
+        lambda w: F.linear(x[0], w[1], bias=vector),
         lambda w: F.linear(input=x[None], weight=w[0], bias=vector),
-        lambda w: x @ w[2].T, lambda w: torch.mm(x, w[2].t()), lambda w: x.mm(mat2=w[0].t()),
-        lambda w: torch.matmul(x[None, None], w[0].mT), lambda w: torch.addmm(vector, x, w[1].T), lambda w: vector.addmm(x, w[1].T),
-        lambda w: torch.addmm(matrix, x, w[1].T, beta=0.5, alpha=2), lambda w: batched @ w.mT, lambda w: torch.bmm(batched, w.mT),
-        lambda w: w[1] @ x.T, lambda w: torch.matmul(w[1].T, matrix.T), lambda w: x @ w.select(0, 1).transpose(0, 1),
-        lambda w: x @ w.mT, lambda w: x[None] @ w.mT, lambda w: w @ batched.mT, lambda w: torch.bmm(w, batched.mT),
+        lambda w: x @ w[2].T,
+        lambda w: torch.mm(x, w[2].t()),
+        lambda w: x.mm(mat2=w[0].t()),
+        lambda w: torch.matmul(x[None, None], w[0].mT),
+        lambda w: torch.addmm(vector, x, w[1].T),
+        lambda w: vector.addmm(x, w[1].T),
+        lambda w: torch.addmm(matrix, x, w[1].T, beta=0.5, alpha=2),
+        lambda w: batched @ w.mT,
+        lambda w: torch.bmm(batched, w.mT),
+        lambda w: w[1] @ x.T,
+        lambda w: torch.matmul(w[1].T, matrix.T),
+        lambda w: x @ w.select(0, 1).transpose(0, 1),
+        lambda w: x @ w.mT,
+        lambda w: x[None] @ w.mT,
+        lambda w: w @ batched.mT,
+        lambda w: torch.bmm(w, batched.mT),
     ):
         holder.w._moxie.used = False
         actual, expected = function(w), function(plain)
@@ -303,8 +336,12 @@ def test_a_compiled_model_reads_its_weight_caches():
     results = []
     for cached in (True, False):
         experts = HuggingExperts().bfloat16()
-        experts.load_state_dict({name: torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1
-                                 for name, value in experts.state_dict().items()})
+        experts.load_state_dict(
+            {
+                name: torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1
+                for name, value in experts.state_dict().items()
+            }
+        )
         moxie.quantize_(experts, moxie.MXFP8GroupedMMConfig(weight_cache="kn" if cached else False))
         optimizer = torch.optim.SGD(experts.parameters(), lr=1.0)
         if cached:
@@ -350,7 +387,9 @@ def test_weight_caches_follow_the_optimizer_and_the_state_dict(experts, weight_c
     if experts is HuggingExperts:  # where the product reads the parameter itself; w.bfloat16() is another tensor
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("moxie.converted.grouped_mm", lambda *args, quantized_w, **kwargs: quantized_w is not None or 1 / 0)
-            torch._grouped_mm(torch.ones(4, DIM), cached.layers[0].moe.experts.gate_up_proj, offs=torch.ones(4, dtype=torch.int32))
+            torch._grouped_mm(
+                torch.ones(4, DIM), cached.layers[0].moe.experts.gate_up_proj, offs=torch.ones(4, dtype=torch.int32)
+            )
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (cached, plain)]
     moxie.refresh_after(cached, optimizers[0])
     assert train(cached, 4, optimizers[0]) == train(plain, 4, optimizers[1])

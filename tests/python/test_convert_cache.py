@@ -15,8 +15,12 @@ from moxie.converted import ConvertedParameter
 from moe_models import DIM, EXPERTS, HuggingExperts, LanguageModel, TitanExperts, batch, make, train
 
 OFFS = torch.tensor([7, 7, 30, 40], dtype=torch.int32)
-CACHED = moxie.FqnToConfig({"re:.*experts.*": moxie.MXFP8GroupedMMConfig(weight_cache="kn"),
-                            "re:.*shared_expert.*": moxie.MXLinearConfig(weight_cache=True)})
+CACHED = moxie.FqnToConfig(
+    {
+        "re:.*experts.*": moxie.MXFP8GroupedMMConfig(weight_cache="kn"),
+        "re:.*shared_expert.*": moxie.MXLinearConfig(weight_cache=True),
+    }
+)
 PLAIN = moxie.FqnToConfig({"re:.*experts.*": moxie.MXFP8GroupedMMConfig(), "re:.*shared_expert.*": moxie.MXLinearConfig()})
 
 
@@ -38,10 +42,13 @@ def no_warnings():
         yield
 
 
-@pytest.mark.parametrize("layer", (
-    lambda: moxie.MXLinear(DIM, 32, config=moxie.MXLinearConfig(weight_cache=True)),
-    lambda: moxie.nn.GroupedExperts(DIM, 32, EXPERTS, recipe="mxfp8_rceil", weight_cache=True),
-))
+@pytest.mark.parametrize(
+    "layer",
+    (
+        lambda: moxie.MXLinear(DIM, 32, config=moxie.MXLinearConfig(weight_cache=True)),
+        lambda: moxie.nn.GroupedExperts(DIM, 32, EXPERTS, recipe="mxfp8_rceil", weight_cache=True),
+    ),
+)
 def test_a_cache_that_was_not_refreshed_is_warned_of(layer):
     layer, x = layer(), rows()
     args = (x,) if isinstance(layer, nn.Linear) else (x, OFFS)
@@ -80,10 +87,14 @@ def test_a_cast_that_changes_nothing_keeps_the_cache(no_warnings):
         assert torch.equal(function(x, OFFS)[:7], experts.bias[0].expand(7, -1))  # of the cache, which holds zeros now
 
 
-@pytest.mark.parametrize("product", (
-    lambda x, w: F.linear(x, w[0]), lambda x, w: torch._grouped_mm(x, w.bfloat16().mT, offs=OFFS),
-    lambda x, w: torch._grouped_mm(x, w.clone().mT, offs=OFFS),
-))
+@pytest.mark.parametrize(
+    "product",
+    (
+        lambda x, w: F.linear(x, w[0]),
+        lambda x, w: torch._grouped_mm(x, w.bfloat16().mT, offs=OFFS),
+        lambda x, w: torch._grouped_mm(x, w.clone().mT, offs=OFFS),
+    ),
+)
 def test_a_part_or_a_copy_has_no_cache_and_that_is_warned_of(product):
     experts = TitanExperts()
     moxie.quantize_(experts, moxie.MXFP8GroupedMMConfig(weight_cache=True))

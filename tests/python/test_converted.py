@@ -22,15 +22,35 @@ def converted(config="mxfp8_rceil") -> TitanExperts:
     return experts
 
 
-@pytest.mark.parametrize("view", (
-    lambda w: w.mT, lambda w: w.mH, lambda w: w.adjoint(), lambda w: w.transpose(1, 2), lambda w: torch.transpose(w, -1, -2),
-    lambda w: w.transpose(dim0=1, dim1=2), lambda w: w.permute(0, 2, 1), lambda w: w.permute(dims=(0, 2, 1)),
-    lambda w: w.swapaxes(-1, -2), lambda w: w.movedim(1, 2), lambda w: w[:].mT, lambda w: w[...].mT, lambda w: w.clone().mT,
-    lambda w: w.mT.contiguous(), lambda w: w.view(EXPERTS, HIDDEN, DIM).mT, lambda w: w.view_as(w).mT, lambda w: w.to(X).mT,
-    lambda w: w.to(dtype=torch.float32).mT, lambda w: w.type(torch.float32).mT, lambda w: w.type_as(X).mT,
-    lambda w: w.bfloat16().float().mT, lambda w: w[torch.arange(EXPERTS)].mT, lambda w: w.expand(-1, -1, -1).mT,
-    lambda w: w.flatten(0, 1).unflatten(0, (EXPERTS, HIDDEN)).mT,
-))
+@pytest.mark.parametrize(
+    "view",
+    (
+        lambda w: w.mT,
+        lambda w: w.mH,
+        lambda w: w.adjoint(),
+        lambda w: w.transpose(1, 2),
+        lambda w: torch.transpose(w, -1, -2),
+        lambda w: w.transpose(dim0=1, dim1=2),
+        lambda w: w.permute(0, 2, 1),
+        lambda w: w.permute(dims=(0, 2, 1)),
+        lambda w: w.swapaxes(-1, -2),
+        lambda w: w.movedim(1, 2),
+        lambda w: w[:].mT,
+        lambda w: w[...].mT,
+        lambda w: w.clone().mT,
+        lambda w: w.mT.contiguous(),
+        lambda w: w.view(EXPERTS, HIDDEN, DIM).mT,
+        lambda w: w.view_as(w).mT,
+        lambda w: w.to(X).mT,
+        lambda w: w.to(dtype=torch.float32).mT,
+        lambda w: w.type(torch.float32).mT,
+        lambda w: w.type_as(X).mT,
+        lambda w: w.bfloat16().float().mT,
+        lambda w: w[torch.arange(EXPERTS)].mT,
+        lambda w: w.expand(-1, -1, -1).mT,
+        lambda w: w.flatten(0, 1).unflatten(0, (EXPERTS, HIDDEN)).mT,
+    ),
+)
 def test_views_and_copies_keep_the_conversion(view):
     w = converted().w1
     w._moxie.used = False
@@ -57,8 +77,10 @@ class Looped(nn.Module):
         return out
 
     def unrolled(self, x, ids):
-        parts = [F.silu(x @ up + up_bias) @ down + down_bias
-                 for up, up_bias, down, down_bias in zip(self.up, self.up_bias, self.down, self.down_bias)]
+        parts = [
+            F.silu(x @ up + up_bias) @ down + down_bias
+            for up, up_bias, down, down_bias in zip(self.up, self.up_bias, self.down, self.down_bias)
+        ]
         return torch.stack(parts)[ids, torch.arange(len(x))]
 
     def batched(self, x, ids):
@@ -95,8 +117,11 @@ def test_a_result_that_is_given_is_written_by_torch():
     w = converted().w1
     plain = w.detach()
     with torch.no_grad():
-        for function in (lambda w, out: torch.mm(X, w[0].t(), out=out), lambda w, out: torch.matmul(X, w[0].t(), out=out),
-                         lambda w, out: torch.addmm(torch.ones(HIDDEN), X, w[0].t(), out=out)):
+        for function in (
+            lambda w, out: torch.mm(X, w[0].t(), out=out),
+            lambda w, out: torch.matmul(X, w[0].t(), out=out),
+            lambda w, out: torch.addmm(torch.ones(HIDDEN), X, w[0].t(), out=out),
+        ):
             out, expected = torch.empty(40, HIDDEN), torch.empty(40, HIDDEN)
             assert function(w, out) is out
             function(plain, expected)
@@ -105,10 +130,15 @@ def test_a_result_that_is_given_is_written_by_torch():
 
 def test_what_torch_refuses_is_refused():
     w = converted().w1
-    for function in (lambda w: torch.mm(X[None], w[0].t()), lambda w: torch.mm(X, w.mT), lambda w: torch.bmm(X, w.mT),
-                     lambda w: torch.bmm(X[None], w.mT), lambda w: torch.bmm(X, w[0].t()),
-                     lambda w: torch.addmm(torch.ones(HIDDEN), X[None], w[0].t()),
-                     lambda w: torch.addmm(torch.ones(2, 40, HIDDEN), X, w[0].t())):
+    for function in (
+        lambda w: torch.mm(X[None], w[0].t()),
+        lambda w: torch.mm(X, w.mT),
+        lambda w: torch.bmm(X, w.mT),
+        lambda w: torch.bmm(X[None], w.mT),
+        lambda w: torch.bmm(X, w[0].t()),
+        lambda w: torch.addmm(torch.ones(HIDDEN), X[None], w[0].t()),
+        lambda w: torch.addmm(torch.ones(2, 40, HIDDEN), X, w[0].t()),
+    ):
         with pytest.raises(RuntimeError) as expected:
             function(w.detach())
         with pytest.raises(RuntimeError) as error:
@@ -119,8 +149,13 @@ def test_what_torch_refuses_is_refused():
 def test_a_product_of_two_weights_is_torchs_own():
     experts = converted()
     w1, w2 = experts.w1, experts.w2
-    for function in (lambda a, b: a @ a.mT, lambda a, b: torch.bmm(a, b), lambda a, b: b[0] @ a[0],
-                     lambda a, b: F.linear(a[0], a[1]), lambda a, b: torch.addmm(torch.ones(DIM), b[0], a[1])):
+    for function in (
+        lambda a, b: a @ a.mT,
+        lambda a, b: torch.bmm(a, b),
+        lambda a, b: b[0] @ a[0],
+        lambda a, b: F.linear(a[0], a[1]),
+        lambda a, b: torch.addmm(torch.ones(DIM), b[0], a[1]),
+    ):
         y = function(w1, w2)
         assert torch.equal(y, function(w1.detach(), w2.detach()))
         y.sum().backward()
@@ -169,8 +204,12 @@ def test_parameters_and_copies_are_saved_as_plain_ones():
     experts = converted()
     experts.w1.no_decay = True
     average = {name: parameter.clone() for name, parameter in experts.named_parameters()}
-    for saved, kind in ((dict(experts.named_parameters()), nn.Parameter), (average, torch.Tensor),
-                        (experts.state_dict(keep_vars=True), nn.Parameter), ({"w1": experts.w1[0]}, torch.Tensor)):
+    for saved, kind in (
+        (dict(experts.named_parameters()), nn.Parameter),
+        (average, torch.Tensor),
+        (experts.state_dict(keep_vars=True), nn.Parameter),
+        ({"w1": experts.w1[0]}, torch.Tensor),
+    ):
         file = io.BytesIO()
         torch.save(saved, file)
         file.seek(0)
@@ -216,11 +255,14 @@ def test_a_parameter_with_two_names_is_converted_once(weight_cache):
     assert type(model.a.w1) is nn.Parameter and [name for name, _ in model.named_modules()] == ["", "a", "b"]
 
 
-@pytest.mark.parametrize("convert", (
-    lambda model: moxie.quantize_(model, moxie.FqnToConfig({"a.w1": "mxfp8_rceil", "b.w1": "mxfp8_floor"})),
-    lambda model: moxie.quantize_(model, moxie.FqnToConfig({"b": "mxfp8_rceil"})),
-    lambda model: moxie.quantize_(model, "mxfp8_rceil", lambda module, name: name == "a"),
-))
+@pytest.mark.parametrize(
+    "convert",
+    (
+        lambda model: moxie.quantize_(model, moxie.FqnToConfig({"a.w1": "mxfp8_rceil", "b.w1": "mxfp8_floor"})),
+        lambda model: moxie.quantize_(model, moxie.FqnToConfig({"b": "mxfp8_rceil"})),
+        lambda model: moxie.quantize_(model, "mxfp8_rceil", lambda module, name: name == "a"),
+    ),
+)
 def test_a_parameter_with_two_names_is_not_converted_in_two_ways(convert):
     model = Tied()
     with pytest.raises(ValueError, match="a.w1 and b.w1 are one parameter, which cannot be converted in two ways"):

@@ -22,12 +22,18 @@ def inputs(device: str, dtype=torch.bfloat16, sizes=None, tail: int = 9):
     sizes = SIZES if sizes is None else sizes
     rows, groups = sum(sizes) + tail, len(sizes)
     normal = lambda *shape: torch.randn(shape).to(dtype).to(device)  # noqa: E731
-    return (normal(rows, DIM), normal(groups, 2 * HIDDEN, DIM) * DIM**-0.5, normal(groups, DIM, HIDDEN) * HIDDEN**-0.5,
-            sizes_to_offs(sizes, device), normal(rows, DIM))
+    return (
+        normal(rows, DIM),
+        normal(groups, 2 * HIDDEN, DIM) * DIM**-0.5,
+        normal(groups, DIM, HIDDEN) * HIDDEN**-0.5,
+        sizes_to_offs(sizes, device),
+        normal(rows, DIM),
+    )
 
 
-def chain(x, w13, w2, offs, *, recipe="mxfp8_rceil_128", quantized_w13=None, quantized_w2=None, main_grad13=None,
-          main_grad2=None):
+def chain(
+    x, w13, w2, offs, *, recipe="mxfp8_rceil_128", quantized_w13=None, quantized_w2=None, main_grad13=None, main_grad2=None
+):
     h = moxie.grouped_mm(x, w13, offs, recipe=recipe, quantized_w=quantized_w13, main_grad=main_grad13)
     return moxie.grouped_mm(moxie.swiglu(h), w2, offs, recipe=recipe, quantized_w=quantized_w2, main_grad=main_grad2)
 
@@ -67,8 +73,18 @@ def test_the_dtype_of_a_recipe_holds_for_the_node_too(out, device):
         assert_same(results, step(chain, tensors, recipe=recipe))
 
 
-@pytest.mark.parametrize("needs", ((True, False, False), (False, True, False), (False, False, True), (True, False, True),
-                                   (False, True, True), (True, True, False)), ids=str)
+@pytest.mark.parametrize(
+    "needs",
+    (
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+        (True, False, True),
+        (False, True, True),
+        (True, True, False),
+    ),
+    ids=str,
+)
 def test_only_the_gradients_that_are_needed_are_computed(needs, device):
     class Spy(TorchDispatchMode):
         names = []
@@ -93,8 +109,10 @@ def test_only_the_gradients_that_are_needed_are_computed(needs, device):
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "bf16"])
 def test_caches_of_both_weights_give_the_same_bytes(recipe, device):
     tensors = inputs(device)
-    caches = {"quantized_w13": moxie.WeightCache(tensors[1], recipe=recipe),
-              "quantized_w2": moxie.WeightCache(tensors[2], recipe=recipe)}
+    caches = {
+        "quantized_w13": moxie.WeightCache(tensors[1], recipe=recipe),
+        "quantized_w2": moxie.WeightCache(tensors[2], recipe=recipe),
+    }
     expected = step(chain, tensors, recipe=recipe)
     assert_same(step(moxie.expert_mlp, tensors, recipe=recipe, **caches), expected)
     assert_same(step(chain, tensors, recipe=recipe, **caches), expected)
@@ -217,16 +235,25 @@ BAD_CALLS = [
     ((X, W13, W2, OFFS), {"quantized_w13": [W13]}, ValueError, "quantized_w13 must be the four tensors", "got 1"),
     ((X, W13, W2, OFFS), {"quantized_w2": [W2, W2]}, ValueError, "quantized_w2 must be the four tensors", "got 2"),
     ((X, W13, W2, OFFS), {"main_grad13": torch.zeros(3, 3)}, ValueError, "main_grad13 must be [4, 80, 96], got [3, 3]"),
-    ((X, W13, W2, OFFS), {"main_grad13": torch.zeros_like(W13)}, TypeError,
-     "main_grad13 must be torch.float32, got torch.bfloat16"),
+    (
+        (X, W13, W2, OFFS),
+        {"main_grad13": torch.zeros_like(W13)},
+        TypeError,
+        "main_grad13 must be torch.float32, got torch.bfloat16",
+    ),
     ((X, W13, W2, OFFS), {"main_grad2": torch.zeros(W13.shape)}, ValueError, "main_grad2 must be [4, 96, 40], got [4, 80, 96]"),
-    ((X, W13, W2, OFFS), {"main_grad2": torch.zeros(W2.shape, requires_grad=True)}, ValueError,
-     "main_grad2 must not require grad"),
+    (
+        (X, W13, W2, OFFS),
+        {"main_grad2": torch.zeros(W2.shape, requires_grad=True)},
+        ValueError,
+        "main_grad2 must not require grad",
+    ),
 ]
 
 
-@pytest.mark.parametrize("args, kwargs, exception, parts", [
-    pytest.param(*case[:3], case[3:], id=str(i)) for i, case in enumerate(BAD_CALLS)])
+@pytest.mark.parametrize(
+    "args, kwargs, exception, parts", [pytest.param(*case[:3], case[3:], id=str(i)) for i, case in enumerate(BAD_CALLS)]
+)
 def test_a_bad_call_says_the_op_the_rule_and_the_value(args, kwargs, exception, parts):
     with pytest.raises(exception) as caught:
         moxie.expert_mlp(*args, **kwargs)
@@ -263,7 +290,8 @@ def test_swiglu_of_extremes(device):
     h = torch.cat([gate, up])[None].requires_grad_()
     a = moxie.swiglu(h)
     assert a[0, :6].tolist() == [0.0, 0.0, 0.0, 0.0, 400.0, 2e30] or torch.allclose(
-        a[0, :6], torch.tensor([0.0, 0.0, 0.0, 0.0, 400.0, 2e30], device=device))
+        a[0, :6], torch.tensor([0.0, 0.0, 0.0, 0.0, 400.0, 2e30], device=device)
+    )
     assert a[0, 6:].isnan().all()
     a.sum().backward()
     assert h.grad[0, :6].isfinite().all() and h.grad[0, 8:14].isfinite().all()
@@ -278,10 +306,14 @@ def test_swiglu_takes_strided_inputs_and_gradients(device):
     assert torch.equal(grads[0], grads[1])
 
 
-@pytest.mark.parametrize("h, exception, part", (
-    (torch.zeros(4, 7), ValueError, "h must be [rows, 2 * hidden_dim], got 7 columns"),
-    (torch.zeros(4), ValueError, "h must be [rows, 2 * hidden_dim], got 1 dims"),
-    (torch.zeros(4, 8).half(), TypeError, "h must be torch.bfloat16 or torch.float32, got torch.float16")))
+@pytest.mark.parametrize(
+    "h, exception, part",
+    (
+        (torch.zeros(4, 7), ValueError, "h must be [rows, 2 * hidden_dim], got 7 columns"),
+        (torch.zeros(4), ValueError, "h must be [rows, 2 * hidden_dim], got 1 dims"),
+        (torch.zeros(4, 8).half(), TypeError, "h must be torch.bfloat16 or torch.float32, got torch.float16"),
+    ),
+)
 def test_a_bad_swiglu_says_the_rule_and_the_value(h, exception, part):
     with pytest.raises(exception) as caught:
         moxie.swiglu(h)

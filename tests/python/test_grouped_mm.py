@@ -9,8 +9,16 @@ import pytest
 import torch
 
 import moxie
-from grouped_reference import (Problem, assert_products_equal, assert_straight_through, bounds, gaussian, run,
-                               sqnr, straight_through)
+from grouped_reference import (
+    Problem,
+    assert_products_equal,
+    assert_straight_through,
+    bounds,
+    gaussian,
+    run,
+    sqnr,
+    straight_through,
+)
 from support import COLWISE_BLOCKS, ROWWISE_BLOCKS, RULES, assert_same_bytes, ragged_offs, random_values, sizes_to_offs
 
 RECIPES = moxie.recipe_names()
@@ -59,8 +67,9 @@ def test_random_shapes_are_straight_through(seed, device):
     size = lambda: rng.choice([rng.randint(1, 200), 32 * rng.randint(1, 6), 128])  # noqa: E731
     n, k = size(), size()
     dtypes = [rng.choice([torch.bfloat16, torch.float32]) for _ in range(2)]
-    problem = gaussian([rows] + [0] * (groups - 1), n, k, dtype=dtypes[0], w_dtype=dtypes[1], seed=seed,
-                       bias=rng.choice([None, "n", "gn"]))
+    problem = gaussian(
+        [rows] + [0] * (groups - 1), n, k, dtype=dtypes[0], w_dtype=dtypes[1], seed=seed, bias=rng.choice([None, "n", "gn"])
+    )
     # Magnitudes that vary from row to row, and zeros: scales of every size.
     problem.x = random_values(rows, k, dtype=dtypes[0], seed=seed)
     problem.offs = ragged_offs(rows, groups, rng)
@@ -69,11 +78,12 @@ def test_random_shapes_are_straight_through(seed, device):
 
 def legal_recipes() -> list[moxie.Recipe]:
     """Every combination of blocks, each once; rules take turns."""
-    pairs = [pair for pair in itertools.product(COLWISE_BLOCKS, repeat=2)
-             if pair[0].split("x")[0] == pair[1].split("x")[0]]
+    pairs = [pair for pair in itertools.product(COLWISE_BLOCKS, repeat=2) if pair[0].split("x")[0] == pair[1].split("x")[0]]
     rules = itertools.cycle(RULES)
-    return [moxie.Recipe(rule=next(rules), activations=activations, weights=weights, wgrad_dy=dy, wgrad_x=x)
-            for activations, weights, (dy, x) in itertools.product(("1x32", "1x128"), ROWWISE_BLOCKS, pairs)]
+    return [
+        moxie.Recipe(rule=next(rules), activations=activations, weights=weights, wgrad_dy=dy, wgrad_x=x)
+        for activations, weights, (dy, x) in itertools.product(("1x32", "1x128"), ROWWISE_BLOCKS, pairs)
+    ]
 
 
 @pytest.mark.parametrize("weights", ROWWISE_BLOCKS)
@@ -91,9 +101,11 @@ def test_every_legal_combination_of_blocks_is_straight_through(weights, device):
 def test_the_other_fields_combine_with_every_scaling(hp, kernels, out, device):
     for dtype in (torch.bfloat16, torch.float32):
         problem = gaussian(RAGGED, 72, 160, tail=9, dtype=dtype, device=device)
-        for recipe in (moxie.Recipe(wgrad_with_hp=hp, kernels=kernels, out=out),
-                       moxie.Recipe("row", wgrad_with_hp=hp, kernels=kernels, out=out),
-                       *([] if hp else [moxie.Recipe("none", kernels=kernels, out=out)])):
+        for recipe in (
+            moxie.Recipe(wgrad_with_hp=hp, kernels=kernels, out=out),
+            moxie.Recipe("row", wgrad_with_hp=hp, kernels=kernels, out=out),
+            *([] if hp else [moxie.Recipe("none", kernels=kernels, out=out)]),
+        ):
             results = assert_straight_through(problem, recipe)
             assert results.y.dtype == (dtype if out == "input" else getattr(torch, out))
             assert results.dx.dtype == results.dw.dtype == dtype
@@ -101,10 +113,15 @@ def test_the_other_fields_combine_with_every_scaling(hp, kernels, out, device):
 
 # dB against bf16 on Gaussian data: y, dx, dw. The page on recipes has the measured ones.
 FLOORS = {
-    "mxfp8_rceil": (28.0, 28.0, 28.0), "mxfp8_rceil_32x32": (28.0, 28.0, 28.0), "mxfp8_rceil_128": (28.0, 28.0, 28.0),
-    "mxfp8_emulated_rceil": (28.0, 28.0, 28.0), "mxfp8_rceil_wgrad_with_hp": (28.0, 28.0, 60.0),
-    "mxfp8_floor": (27.2, 27.2, 27.2), "mxfp8_emulated_floor": (27.2, 27.2, 27.2),
-    "mxfp8_emulated_ceil": (28.0, 28.0, 28.0), "mxfp8_emulated_even": (27.2, 27.2, 27.2),
+    "mxfp8_rceil": (28.0, 28.0, 28.0),
+    "mxfp8_rceil_32x32": (28.0, 28.0, 28.0),
+    "mxfp8_rceil_128": (28.0, 28.0, 28.0),
+    "mxfp8_emulated_rceil": (28.0, 28.0, 28.0),
+    "mxfp8_rceil_wgrad_with_hp": (28.0, 28.0, 60.0),
+    "mxfp8_floor": (27.2, 27.2, 27.2),
+    "mxfp8_emulated_floor": (27.2, 27.2, 27.2),
+    "mxfp8_emulated_ceil": (28.0, 28.0, 28.0),
+    "mxfp8_emulated_even": (27.2, 27.2, 27.2),
     "fp8_rowwise": (25.0, 24.0, 23.0),
 }
 
@@ -276,11 +293,12 @@ def test_operands_that_are_quantized_already_multiply_alike(recipe, device):
     if moxie.explain(recipe, 64, 160, device=device).forward.kernel == "sm100" or fields.wgrad_with_hp:
         pytest.skip("operands in another layout, or not quantized")
     if recipe == "fp8_rowwise":
-        x, dy = ([*moxie.quantize_per_row(t, offs=offs), *moxie.quantize_per_col(t, offs=offs)]
-                 for t in (problem.x, problem.dy))
+        x, dy = ([*moxie.quantize_per_row(t, offs=offs), *moxie.quantize_per_col(t, offs=offs)] for t in (problem.x, problem.dy))
     else:
-        x, dy = (moxie.quantize_both(t, offs=offs, rowwise_block=fields.activations, colwise_block=block, rule=fields.rule)
-                 for t, block in ((problem.x, fields.wgrad_x), (problem.dy, fields.wgrad_dy)))
+        x, dy = (
+            moxie.quantize_both(t, offs=offs, rowwise_block=fields.activations, colwise_block=block, rule=fields.rule)
+            for t, block in ((problem.x, fields.wgrad_x), (problem.dy, fields.wgrad_dy))
+        )
     w = moxie.quantize_weights(problem.w, recipe=recipe)
     assert_same_bytes(moxie.grouped_fwd(*x[:2], *w[:2], offs, recipe=recipe), expected.y)
     assert_same_bytes(ops.grouped_dgrad(*dy[:2], *w[2:], offs, recipe=recipe), expected.dx)

@@ -94,9 +94,15 @@ def test_a_result_that_is_not_used_gets_no_gradient(device):
     assert torch.equal(x.grad, torch.full_like(x, 2)) and unused.grad_fn is not None
 
 
-@pytest.mark.parametrize("x_dtype, w_dtype, bias_dtype", (
-    (torch.bfloat16, torch.float32, torch.float32), (torch.float32, torch.bfloat16, torch.bfloat16),
-    (torch.bfloat16, torch.bfloat16, torch.float32)), ids=str)
+@pytest.mark.parametrize(
+    "x_dtype, w_dtype, bias_dtype",
+    (
+        (torch.bfloat16, torch.float32, torch.float32),
+        (torch.float32, torch.bfloat16, torch.bfloat16),
+        (torch.bfloat16, torch.bfloat16, torch.float32),
+    ),
+    ids=str,
+)
 def test_each_gradient_has_the_dtype_of_what_it_is_a_gradient_of(x_dtype, w_dtype, bias_dtype, device):
     for recipe in RECIPES:
         problem = gaussian(RAGGED, 64, 96, dtype=x_dtype, w_dtype=w_dtype, bias="n", device=device)
@@ -139,10 +145,17 @@ def ops_of(problem: Problem, recipe, needs: str, **kwargs) -> tuple[list[str], l
 GEMMS = ("grouped_dgrad", "grouped_wgrad", "grouped_wgrad_add_", "sum_groups")
 
 
-@pytest.mark.parametrize("needs, expected", (
-    ("x", ["grouped_dgrad"]), ("w", ["grouped_wgrad"]), ("bias", ["sum_groups"]),
-    ("x w", ["grouped_dgrad", "grouped_wgrad"]), ("x bias", ["grouped_dgrad", "sum_groups"]),
-    ("x w bias", ["grouped_dgrad", "grouped_wgrad", "sum_groups"])))
+@pytest.mark.parametrize(
+    "needs, expected",
+    (
+        ("x", ["grouped_dgrad"]),
+        ("w", ["grouped_wgrad"]),
+        ("bias", ["sum_groups"]),
+        ("x w", ["grouped_dgrad", "grouped_wgrad"]),
+        ("x bias", ["grouped_dgrad", "sum_groups"]),
+        ("x w bias", ["grouped_dgrad", "grouped_wgrad", "sum_groups"]),
+    ),
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_only_the_gradients_that_are_needed_are_computed(recipe, needs, expected, device):
     problem = gaussian(RAGGED, 64, 96, device=device, bias="n")
@@ -232,7 +245,7 @@ def test_no_activation_is_kept_in_high_precision(recipe, device):
 
 
 def test_x_is_freed_after_forward(device):
-    x = (random_values(100, 64, device=device).requires_grad_() * 2)
+    x = random_values(100, 64, device=device).requires_grad_() * 2
     w, offs, alive = torch.randn(1, 32, 64, device=device, requires_grad=True), sizes_to_offs([100], device), weakref.ref(x)
     y = moxie.grouped_mm(x, w, offs)
     del x
@@ -274,7 +287,8 @@ def test_a_main_gradient_of_bf16_weights_keeps_f32(device):
     main_grad = torch.zeros(problem.w.shape, device=device)
     assert run(problem, main_grad=main_grad).dw is None
     expected = assert_straight_through(
-        Problem(problem.x, problem.w.float(), problem.dy, problem.offs), "mxfp8_rceil_128", dtype=torch.bfloat16).dw
+        Problem(problem.x, problem.w.float(), problem.dy, problem.offs), "mxfp8_rceil_128", dtype=torch.bfloat16
+    ).dw
     torch.testing.assert_close(main_grad, expected, rtol=1e-5, atol=1e-4)
     assert (main_grad != main_grad.bfloat16().float()).any()
 

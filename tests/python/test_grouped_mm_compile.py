@@ -337,8 +337,11 @@ def test_a_copy_of_a_model_caches_its_own_weights(device):
 
 def test_a_cache_says_how_many_bytes_it_takes(device):
     w = torch.randn(4, 256, 384, device=device)
-    for recipe, scales in (("mxfp8_rceil_128", 2 * 4 * 2 * 3), ("mxfp8_rceil", 2 * w.numel() // 32),
-                           ("fp8_rowwise", 4 * 4 * (256 + 384))):
+    for recipe, scales in (
+        ("mxfp8_rceil_128", 2 * 4 * 2 * 3),
+        ("mxfp8_rceil", 2 * w.numel() // 32),
+        ("fp8_rowwise", 4 * 4 * (256 + 384)),
+    ):
         cache = moxie.WeightCache(w, recipe=recipe)
         assert cache.nbytes >= 2 * w.numel() + scales
         path = moxie.explain(recipe, 256, 384, device=w.device).forward.kernel

@@ -73,7 +73,9 @@ def test_the_gpu_gives_the_results_of_the_cpu(recipe):
         torch.testing.assert_close(actual.cpu().float(), expected.float(), rtol=2.0**-7, atol=2.0**-9 * scale)
 
 
-@pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="one way to multiply: Hopper's")
+@pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="one way to multiply: Hopper's"
+)
 @pytest.mark.parametrize("groups", [5, 80])  # few are sorted by size
 def test_dw_of_a_group_does_not_depend_on_the_others(groups):
     n, k = 2048, 4608  # more tiles than pairs of multiprocessors: groups are gone through in rounds
@@ -83,10 +85,19 @@ def test_dw_of_a_group_does_not_depend_on_the_others(groups):
     recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
 
     def wgrad(dy, x, offs):
-        quantized = lambda t, colwise: moxie.quantize_both(  # noqa: E731
-            t, offs=offs, rowwise_block=recipe.activations, colwise_block=colwise, rule=recipe.rule, scale_layout="quads")[2:]
-        return moxie.grouped_wgrad(*quantized(dy, recipe.wgrad_dy), *quantized(x, recipe.wgrad_x), len(x), offs,
-                                   recipe="mxfp8_rceil_128", scale_layout="quads")
+        quantized = (
+            lambda t, colwise: moxie.quantize_both(  # noqa: E731
+                t, offs=offs, rowwise_block=recipe.activations, colwise_block=colwise, rule=recipe.rule, scale_layout="quads"
+            )[2:]
+        )
+        return moxie.grouped_wgrad(
+            *quantized(dy, recipe.wgrad_dy),
+            *quantized(x, recipe.wgrad_x),
+            len(x),
+            offs,
+            recipe="mxfp8_rceil_128",
+            scale_layout="quads",
+        )
 
     dy, x = (torch.randn(int(sizes.sum()), width, generator=generator).bfloat16().cuda() for width in (n, k))
     together = wgrad(dy, x, sizes_to_offs(sizes.tolist(), "cuda"))

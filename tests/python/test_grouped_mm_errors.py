@@ -49,33 +49,65 @@ BAD_CALLS = {
     "offs-dtype": ((X, W, OFFS.long()), {}, TypeError, "offs must be torch.int32, got torch.int64"),
     "offs-dims": ((X, W, OFFS[None]), {}, ValueError, "offs must be [groups], got 2 dims"),
     "offs-none": ((X, W[:0], OFFS[:0]), {}, ValueError, "offs must hold 1 to 1024 groups, got 0"),
-    "offs-many": ((X, W.new_zeros(1025, 4, 96), torch.full((1025,), 70, dtype=torch.int32)), {}, ValueError,
-                  "offs must hold 1 to 1024 groups, got 1025"),
+    "offs-many": (
+        (X, W.new_zeros(1025, 4, 96), torch.full((1025,), 70, dtype=torch.int32)),
+        {},
+        ValueError,
+        "offs must hold 1 to 1024 groups, got 1025",
+    ),
     "offs-decrease": ((X, W, offs(10, 5, 70)), {}, ValueError, "offs must not decrease", "got 5 after 10 at group 1"),
     "offs-negative": ((X, W, offs(-1, 5, 70)), {}, ValueError, "offs must not decrease and start at 0 or above", "got -1"),
     "offs-past": ((X, W, offs(10, 50, 71)), {}, ValueError, "offs must not pass the end of the 70 rows, got 71"),
     "bf16-offs-past": ((X, W, offs(10, 50, 71)), {"recipe": "bf16"}, ValueError, "offs must not pass the end of the 70 rows"),
     "row-offs-past": ((X, W, offs(10, 50, 71)), {"recipe": "fp8_rowwise"}, ValueError, "offs must not pass the end of the 70"),
-    "quantized-count": ((X, W, OFFS), {"quantized_w": W8[:2]}, ValueError,
-                        "quantized_w must be the four tensors of quantize_weights", "got 2"),
+    "quantized-count": (
+        (X, W, OFFS),
+        {"quantized_w": W8[:2]},
+        ValueError,
+        "quantized_w must be the four tensors of quantize_weights",
+        "got 2",
+    ),
     "quantized-none": ((X, W, OFFS), {"quantized_w": []}, ValueError, "quantized_w must be the four tensors", "got 0"),
-    "quantized-recipe": ((X, W, OFFS), {"quantized_w": W8, "recipe": "mxfp8_rceil_128"}, ValueError,
-                         "w_scale must be [3, 1, 1], got [3, 64, 3]"),
-    "quantized-row": ((X, W, OFFS), {"quantized_w": W8, "recipe": "fp8_rowwise"}, TypeError,
-                      "w_scale must be torch.float32 in this recipe"),
-    "quantized-of-other-w": ((X, W, OFFS), {**RECIPE, "quantized_w": list(moxie.quantize_weights(W[:, :32], **RECIPE))},
-                             ValueError, "got [3, 32, 96]"),
+    "quantized-recipe": (
+        (X, W, OFFS),
+        {"quantized_w": W8, "recipe": "mxfp8_rceil_128"},
+        ValueError,
+        "w_scale must be [3, 1, 1], got [3, 64, 3]",
+    ),
+    "quantized-row": (
+        (X, W, OFFS),
+        {"quantized_w": W8, "recipe": "fp8_rowwise"},
+        TypeError,
+        "w_scale must be torch.float32 in this recipe",
+    ),
+    "quantized-of-other-w": (
+        (X, W, OFFS),
+        {**RECIPE, "quantized_w": list(moxie.quantize_weights(W[:, :32], **RECIPE))},
+        ValueError,
+        "got [3, 32, 96]",
+    ),
     "quantized-bf16": ((X, W, OFFS), {"quantized_w": W8, "recipe": "bf16"}, ValueError, "this recipe quantizes nothing"),
-    "quantized-dtype": ((X, W, OFFS), {**RECIPE, "quantized_w": [W, *W8[1:]]}, TypeError,
-                        "must be torch.float8_e4m3fn, got torch.bfloat16"),
-    "main_grad-dtype": ((X, W, OFFS), {"main_grad": MAIN.bfloat16()}, TypeError,
-                        "main_grad must be torch.float32, got torch.bfloat16"),
+    "quantized-dtype": (
+        (X, W, OFFS),
+        {**RECIPE, "quantized_w": [W, *W8[1:]]},
+        TypeError,
+        "must be torch.float8_e4m3fn, got torch.bfloat16",
+    ),
+    "main_grad-dtype": (
+        (X, W, OFFS),
+        {"main_grad": MAIN.bfloat16()},
+        TypeError,
+        "main_grad must be torch.float32, got torch.bfloat16",
+    ),
     "main_grad-shape": ((X, W, OFFS), {"main_grad": MAIN[:2]}, ValueError, "main_grad must be [3, 64, 96], got [2, 64, 96]"),
     "main_grad-device": ((X, W, OFFS), {"main_grad": MAIN.to("meta")}, ValueError, "got main_grad on meta beside cpu"),
-    "main_grad-requires_grad": ((X, W, OFFS), {"main_grad": MAIN.clone().requires_grad_()}, ValueError,
-                                "main_grad must not require grad"),
-    "main_grad-strided": ((X, W, OFFS), {"main_grad": torch.zeros(3, 96, 64).mT}, ValueError,
-                          "main_grad", "must be contiguous"),
+    "main_grad-requires_grad": (
+        (X, W, OFFS),
+        {"main_grad": MAIN.clone().requires_grad_()},
+        ValueError,
+        "main_grad must not require grad",
+    ),
+    "main_grad-strided": ((X, W, OFFS), {"main_grad": torch.zeros(3, 96, 64).mT}, ValueError, "main_grad", "must be contiguous"),
     "recipe": ((X, W, OFFS), {"recipe": "mxfp9"}, ValueError, "there is no recipe 'mxfp9'; there are bf16,"),
 }
 
@@ -109,23 +141,46 @@ def test_a_bad_cache_is_refused_before_backward(name):
 ops = torch.ops.moxie
 BAD_PASSES = {
     "grouped_fwd-dims": (moxie.grouped_fwd, (X8[0][0], X8[1], *W8[:2], OFFS), ValueError, "x must have 2 dims, got 1"),
-    "grouped_fwd-scale": (moxie.grouped_fwd, (X8[0], X8[1][:5], *W8[:2], OFFS), ValueError,
-                         "x_scale must be [70, 3], got [5, 3]"),
-    "grouped_fwd-scale-dtype": (moxie.grouped_fwd, (X8[0], torch.zeros(70, 3), *W8[:2], OFFS), TypeError,
-                               "x_scale must be torch.float8_e8m0fnu, got torch.float32"),
-    "grouped_fwd-no-scale": (moxie.grouped_fwd, (X8[0], None, *W8[:2], OFFS), TypeError,
-                            "x must be torch.bfloat16 or torch.float32, got torch.float8_e4m3fn"),
-    "grouped_fwd-columns": (moxie.grouped_fwd, (*DY8[:2], *W8[:2], OFFS), ValueError,
-                           "x must have the 96 columns that w contracts, got 64"),
+    "grouped_fwd-scale": (
+        moxie.grouped_fwd,
+        (X8[0], X8[1][:5], *W8[:2], OFFS),
+        ValueError,
+        "x_scale must be [70, 3], got [5, 3]",
+    ),
+    "grouped_fwd-scale-dtype": (
+        moxie.grouped_fwd,
+        (X8[0], torch.zeros(70, 3), *W8[:2], OFFS),
+        TypeError,
+        "x_scale must be torch.float8_e8m0fnu, got torch.float32",
+    ),
+    "grouped_fwd-no-scale": (
+        moxie.grouped_fwd,
+        (X8[0], None, *W8[:2], OFFS),
+        TypeError,
+        "x must be torch.bfloat16 or torch.float32, got torch.float8_e4m3fn",
+    ),
+    "grouped_fwd-columns": (
+        moxie.grouped_fwd,
+        (*DY8[:2], *W8[:2], OFFS),
+        ValueError,
+        "x must have the 96 columns that w contracts, got 64",
+    ),
     "grouped_fwd-groups": (moxie.grouped_fwd, (*X8[:2], *W8[:2], OFFS[:2]), ValueError, "w has 3 matrices for 2 groups"),
-    "grouped_dgrad-columns": (ops.grouped_dgrad, (*X8[:2], *W8[2:], OFFS), ValueError,
-                              "dy must have the 64 columns that w contracts, got 96"),
-    "grouped_dgrad-scale": (ops.grouped_dgrad, (*DY8[:2], W8[2], W8[1], OFFS), ValueError,
-                            "w_scale_t must be [3, 96, 2], got [3, 64, 3]"),
+    "grouped_dgrad-columns": (
+        ops.grouped_dgrad,
+        (*X8[:2], *W8[2:], OFFS),
+        ValueError,
+        "dy must have the 64 columns that w contracts, got 96",
+    ),
+    "grouped_dgrad-scale": (
+        ops.grouped_dgrad,
+        (*DY8[:2], W8[2], W8[1], OFFS),
+        ValueError,
+        "w_scale_t must be [3, 96, 2], got [3, 64, 3]",
+    ),
     "grouped_wgrad-rows": (ops.grouped_wgrad, (*DY8[2:], *X8[2:], 700, OFFS), ValueError, "dy_t must be [64,", "got [64, 256]"),
     "grouped_wgrad-dims": (ops.grouped_wgrad, (*DY8[2:], *W8[2:], 70, OFFS), ValueError, "x_t must have 2 dims, got 3"),
-    "grouped_wgrad-mixed": (ops.grouped_wgrad, (*DY8[2:], X[:60], None, 70, OFFS), ValueError,
-                            "dy and x must have as many rows"),
+    "grouped_wgrad-mixed": (ops.grouped_wgrad, (*DY8[2:], X[:60], None, 70, OFFS), ValueError, "dy and x must have as many rows"),
 }
 
 
@@ -167,8 +222,10 @@ def test_scales_may_come_as_bytes(device):
 
 
 def test_weights_that_cannot_be_cached_are_refused():
-    for w, exception, part in ((W[0], ValueError, "w must be [groups, n, k], got 2 dims"),
-                               (W.half(), TypeError, "w must be torch.bfloat16 or torch.float32, got torch.float16")):
+    for w, exception, part in (
+        (W[0], ValueError, "w must be [groups, n, k], got 2 dims"),
+        (W.half(), TypeError, "w must be torch.bfloat16 or torch.float32, got torch.float16"),
+    ):
         with pytest.raises(exception) as caught:
             moxie.quantize_weights(w)
         assert str(caught.value).startswith("quantize_weights: ") and part in str(caught.value)

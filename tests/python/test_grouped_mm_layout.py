@@ -16,8 +16,14 @@ from moxie.mx_tensor import MXTensor
 from support import assert_same_bytes
 
 ops = torch.ops.moxie
-BY_32 = ["mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_32x32", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_even",
-         "broken_scales:activations=1x32,weights=1x32,wgrad_dy=32x1,wgrad_x=32x32"]
+BY_32 = [
+    "mxfp8_rceil",
+    "mxfp8_floor",
+    "mxfp8_rceil_32x32",
+    "mxfp8_rceil_wgrad_with_hp",
+    "mxfp8_emulated_even",
+    "broken_scales:activations=1x32,weights=1x32,wgrad_dy=32x1,wgrad_x=32x32",
+]
 OTHERS = ["mxfp8_rceil_128", "mxfp8_rceil:wgrad_dy=128x1,wgrad_x=128x1", "fp8_rowwise", "bf16"]
 LARGE, SMALL = [170, 0, 300, 90], [37, 0, 5, 11, 2]
 
@@ -144,7 +150,8 @@ def test_a_main_gradient_and_a_compiled_product(like_gpu):
     assert_same_bytes(main_grad, expected.dw)
     torch._dynamo.reset()
     function = torch.compile(
-        lambda x, w, offs: moxie.grouped_mm(x, w, offs, recipe="mxfp8_rceil"), backend="aot_eager", fullgraph=True)
+        lambda x, w, offs: moxie.grouped_mm(x, w, offs, recipe="mxfp8_rceil"), backend="aot_eager", fullgraph=True
+    )
     for sizes in (LARGE, SMALL):
         problem = varied(sizes)
         x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
@@ -186,8 +193,10 @@ def test_a_cache_may_be_used_and_refreshed_where_it_was_not_filled(recipe):
 def test_the_passes_take_plain_scales_unless_told_otherwise(gpu):
     recipe, problem = "mxfp8_rceil", varied(LARGE)
     offs, rows = problem.offs, len(problem.x)
-    forms = {layout: [moxie.quantize_both(t, offs=offs, scale_layout=layout) for t in (problem.x, problem.dy)]
-             for layout in ("plain", "swizzled")}
+    forms = {
+        layout: [moxie.quantize_both(t, offs=offs, scale_layout=layout) for t in (problem.x, problem.dy)]
+        for layout in ("plain", "swizzled")
+    }
     weights = {layout: moxie.quantize_both(problem.w, scale_layout=layout) for layout in ("plain", "swizzled")}
     ops._pretend_gpu(gpu)
     try:

@@ -35,8 +35,11 @@ def passes_of(problem, layout, said=None):
     dy = moxie.quantize_both(problem.dy, **BLOCKS, **how)
     w = moxie.quantize_both(problem.w, rowwise_block="128x128", colwise_block="128x128", scale_layout=layout)
     told = {"recipe": RECIPE, "scale_layout": said}
-    return (moxie.grouped_fwd(*x[:2], *w[:2], offs, **told), moxie.grouped_dgrad(*dy[:2], *w[2:], offs, **told),
-            moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, **told))
+    return (
+        moxie.grouped_fwd(*x[:2], *w[:2], offs, **told),
+        moxie.grouped_dgrad(*dy[:2], *w[2:], offs, **told),
+        moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, **told),
+    )
 
 
 def test_weights_have_scales_in_quads(like_hopper):
@@ -71,8 +74,9 @@ def test_what_the_kernel_does_not_take_is_decoded(n, k, like_hopper):
 
 
 @pytest.mark.parametrize("layout", ["plain", "quads"])
-@pytest.mark.parametrize(("n", "k"), [(48, 656), (256, 512), (512, 400), (512, 656)],
-                         ids=["neither has four blocks", "w has", "both have", "w_t has"])
+@pytest.mark.parametrize(
+    ("n", "k"), [(48, 656), (256, 512), (512, 400), (512, 656)], ids=["neither has four blocks", "w has", "both have", "w_t has"]
+)
 def test_a_weight_cache_in_either_layout_gives_the_same_and_is_refreshed_as_it_is(layout, n, k, like_hopper):
     problem = varied([17, 0, 30], n, k)
     expected = run(problem, RECIPE)
@@ -114,15 +118,19 @@ def test_swizzled_scales_of_w_are_refused(like_hopper):
 
 
 def test_a_pass_names_the_layout_that_it_was_given(like_hopper):
-    with pytest.raises(ValueError, match=r"x_scale must be \[47, 6\], got \[94, 4\], which has the shape of quads scales; "
-                                         "pass scale_layout='quads'"):
+    with pytest.raises(
+        ValueError,
+        match=r"x_scale must be \[47, 6\], got \[94, 4\], which has the shape of quads scales; "
+        "pass scale_layout='quads'",
+    ):
         passes_of(varied([40], N, K), "quads")
 
 
 def test_quads_of_blocks_of_32_are_refused():
     x = torch.randn(64, 64, dtype=torch.bfloat16)
-    with pytest.raises(ValueError, match="quantize_rowwise: scales in quads are for blocks of 128 columns in the rowwise form, "
-                                         "got 1x32"):
+    with pytest.raises(
+        ValueError, match="quantize_rowwise: scales in quads are for blocks of 128 columns in the rowwise form, got 1x32"
+    ):
         moxie.quantize_rowwise(x, scale_layout="quads")
     with pytest.raises(ValueError, match="for blocks of 128 rows in the colwise form, got 32x1"):
         moxie.quantize_both(x, rowwise_block="1x128", scale_layout="quads")
@@ -131,8 +139,11 @@ def test_quads_of_blocks_of_32_are_refused():
 def test_the_wrong_layout_is_named():
     x = torch.randn(130, 640, dtype=torch.bfloat16)
     qdata, scale = moxie.quantize_rowwise(x, block="1x128", scale_layout="quads")
-    with pytest.raises(ValueError, match=r"scale must be \[130, 5\], got \[260, 4\], which has the shape of quads scales; "
-                                         "pass scale_layout='quads'"):
+    with pytest.raises(
+        ValueError,
+        match=r"scale must be \[130, 5\], got \[260, 4\], which has the shape of quads scales; "
+        "pass scale_layout='quads'",
+    ):
         moxie.dequantize_rowwise(qdata, scale, block="1x128")
     back = moxie.dequantize_rowwise(qdata, scale, block="1x128", scale_layout="quads")
     plain = moxie.quantize_rowwise(x, block="1x128")

@@ -52,7 +52,7 @@ def rows_contracted(a, b, scale_a, scale_b, groups):
     for g, (begin, end) in enumerate(groups):
         assert begin % 16 == end % 16 == 0, "a group begins at 16 bytes"
         if begin < end:
-            out[g] = scaled(a[:, begin:end], b[begin:end], scale_a[g * n:][:n], scale_b[g * k:][:k])
+            out[g] = scaled(a[:, begin:end], b[begin:end], scale_a[g * n :][:n], scale_b[g * k :][:k])
     return out
 
 
@@ -67,8 +67,11 @@ def emulated(problem: Problem, **kwargs):
     return run(problem, "fp8_rowwise:kernels=emulated", **kwargs)
 
 
-@pytest.mark.parametrize("sizes, tail", (
-    (SIZES, 9), ([2000, 0, 1900], 3), ([300], 0), ([0, 0, 7], 0), ([0, 0, 0], 5), ([32] * 40, 0), ([1] * 33, 100)), ids=str)
+@pytest.mark.parametrize(
+    "sizes, tail",
+    ((SIZES, 9), ([2000, 0, 1900], 3), ([300], 0), ([0, 0, 7], 0), ([0, 0, 0], 5), ([32] * 40, 0), ([1] * 33, 100)),
+    ids=str,
+)
 def test_the_three_passes_are_straight_through(sizes, tail, sm90_rows):
     problem = gaussian(sizes, 160, 96, tail=tail)
     # Every scale differs from its neighbours: one read from another place shows.
@@ -80,7 +83,7 @@ def test_the_three_passes_are_straight_through(sizes, tail, sm90_rows):
     expected, magnitude = straight_through(problem, RECIPE)
     for name in ("y", "dx", "dw"):
         assert_products_equal(getattr(results, name), getattr(expected, name), getattr(magnitude, name), name)
-    assert not results.y[sum(sizes):].any() and not results.dx[sum(sizes):].any()
+    assert not results.y[sum(sizes) :].any() and not results.dx[sum(sizes) :].any()
     for g, size in enumerate(sizes):
         assert size or not results.dw[g].any()
 
@@ -144,7 +147,8 @@ def test_operands_at_odd_addresses_are_copied_first(sm90_rows):
     problem = gaussian(SIZES, 64, 96)
     (x, x_scale), (w, w_scale, _, _) = moxie.quantize_per_row(problem.x), moxie.quantize_weights(problem.w, recipe=RECIPE)
     multiply = lambda x: moxie.grouped_fwd(  # noqa: E731
-        x, x_scale, w, w_scale, problem.offs, recipe=RECIPE)
+        x, x_scale, w, w_scale, problem.offs, recipe=RECIPE
+    )
     expected = multiply(x)
     odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     odd.copy_(x)

@@ -102,8 +102,9 @@ def assert_equal_to_the_reference(results, problem: Problem, recipe) -> None:
         assert_products_equal(actual.bfloat16(), getattr(expected, name), getattr(magnitude, name), name)
 
 
-@pytest.mark.parametrize("sizes, tail", (
-    (SIZES, 9), ([2000, 0, 1900], 3), ([300], 0), ([0, 0, 7], 0), ([32] * 40, 0), ([1] * 33, 100)), ids=str)
+@pytest.mark.parametrize(
+    "sizes, tail", ((SIZES, 9), ([2000, 0, 1900], 3), ([300], 0), ([0, 0, 7], 0), ([32] * 40, 0), ([1] * 33, 100)), ids=str
+)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_three_passes_equal_the_emulated_ones(recipe, sizes, tail, sm100):
     problem = gaussian(sizes, 160, 96, tail=tail)
@@ -213,8 +214,9 @@ def test_traced_tensors_of_a_gpu_take_its_path(recipe):
     try:
         assert moxie.quantize_weights(problem.w, recipe=recipe)[1].dim() == 3  # plain, on a CPU
         with FakeTensorMode(allow_non_fake_inputs=True):
-            x, w, dy, offs = (torch.empty(t.shape, dtype=t.dtype, device="cuda")
-                              for t in (problem.x, problem.w, problem.dy, problem.offs))
+            x, w, dy, offs = (
+                torch.empty(t.shape, dtype=t.dtype, device="cuda") for t in (problem.x, problem.w, problem.dy, problem.offs)
+            )
             forms = moxie.quantize_weights(w, recipe=recipe)
             assert forms[1].dim() == forms[3].dim() == 2  # swizzled
             alone, w2 = (torch.empty(*shape, dtype=x.dtype, device="cuda") for shape in ((1, *w.shape[1:]), (len(offs), 96, 32)))
@@ -225,8 +227,12 @@ def test_traced_tensors_of_a_gpu_take_its_path(recipe):
                     assert moxie.grouped_mm(x, alone, recipe=recipe).shape == dy.shape
                     assert moxie.expert_mlp(x, w, w2, offs, recipe=recipe).shape == x.shape
             blocks = moxie.Recipe.from_name(recipe)
-            x8, dy8 = (moxie.quantize_both(t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, scale_layout="swizzled")
-                       for t, colwise in ((x, blocks.wgrad_x), (dy, blocks.wgrad_dy)))
+            x8, dy8 = (
+                moxie.quantize_both(
+                    t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, scale_layout="swizzled"
+                )
+                for t, colwise in ((x, blocks.wgrad_x), (dy, blocks.wgrad_dy))
+            )
             assert moxie.grouped_fwd(*x8[:2], *forms[:2], offs, recipe=recipe).shape == dy.shape
             assert ops.grouped_dgrad(*dy8[:2], *forms[2:], offs, recipe=recipe).shape == x.shape
             assert ops.grouped_wgrad(*dy8[2:], *x8[2:], len(x), offs, recipe=recipe).shape == w.shape

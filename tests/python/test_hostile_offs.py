@@ -57,6 +57,9 @@ def test_a_gpu_survives_wrong_offs_and_gives_what_ends_in_line_give():
     jobs = [(recipe, kind) for recipe in RECIPES for kind in KINDS]
     with concurrent.futures.ThreadPoolExecutor(PROCESSES) as pool:
         ended = list(pool.map(lambda job: run(*job), jobs))
-    failed = [f"{recipe}, {kind} offs: {run.stdout.splitlines()[-1:]}\n{run.stderr[-1500:]}"
-              for (recipe, kind), run in zip(jobs, ended) if run.returncode or not run.stdout.endswith("done\n")]
+    failed = [
+        f"{recipe}, {kind} offs: {run.stdout.splitlines()[-1:]}\n{run.stderr[-1500:]}"
+        for (recipe, kind), run in zip(jobs, ended)
+        if run.returncode or not run.stdout.endswith("done\n")
+    ]
     assert not failed, f"{len(failed)} of {len(jobs)} failed:\n" + "\n".join(failed)

@@ -21,8 +21,18 @@ BINARY = pathlib.Path(os.environ.get("MOXIE_CLI", LIBRARY.parents[2] / "bin" / "
 
 pytestmark = pytest.mark.skipif(not BINARY.is_file(), reason="the program moxie is not built")
 
-WORDS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64", torch.uint8: "U8",
-         torch.int64: "I64", torch.bool: "BOOL", torch.float8_e4m3fn: "F8_E4M3", torch.uint16: "U16", torch.complex64: "C64"}
+WORDS = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.float64: "F64",
+    torch.uint8: "U8",
+    torch.int64: "I64",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.uint16: "U16",
+    torch.complex64: "C64",
+}
 
 
 def run(*args, code: int = 0, **env: str) -> subprocess.CompletedProcess:
@@ -44,7 +54,11 @@ def write(path: pathlib.Path, tensors: dict[str, torch.Tensor], metadata: dict |
     header, data = {} if metadata is None else {"__metadata__": metadata}, b""
     for name, tensor in tensors.items():
         raw = bytes_of(tensor)
-        header[name] = {"dtype": WORDS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        header[name] = {
+            "dtype": WORDS[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [len(data), len(data) + len(raw)],
+        }
         data += raw
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8) if pad else b" " * (3 - len(text) % 8)
@@ -70,10 +84,13 @@ def expected(w: torch.Tensor, recipe: str) -> dict:
     noise = (values - decoded.double()).square().sum()
     # A clipped element is the largest there is, and more than half a step too small.
     clipped = (qdata.float().abs() == 448) & (values.abs() > decoded.double().abs() * (464 / 448))
-    return {"sqnr_db": 10 * math.log10(values.square().sum() / noise) if noise else None,
-            "flushed": ((values != 0) & (decoded == 0)).sum().item() / count,
-            "clipped": clipped.sum().item() / count,
-            "smallest_exponent": int(exponents.min()), "largest_exponent": int(exponents.max())}
+    return {
+        "sqnr_db": 10 * math.log10(values.square().sum() / noise) if noise else None,
+        "flushed": ((values != 0) & (decoded == 0)).sum().item() / count,
+        "clipped": clipped.sum().item() / count,
+        "smallest_exponent": int(exponents.min()),
+        "largest_exponent": int(exponents.max()),
+    }
 
 
 def assert_close(actual: dict, wanted: dict) -> None:
@@ -147,8 +164,12 @@ def test_info_refuses_sizes_that_are_none():
 
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16, torch.float16, torch.float64))
 def test_figures_are_those_of_the_quantizers(tmp_path, dtype):
-    tensors = {"linear": random_values(200, 150, dtype=torch.float32), "experts": random_values(3, 70, 300, seed=1),
-               "zeros": torch.zeros(4, 40), "flat": torch.full((130, 129), 0.5)}
+    tensors = {
+        "linear": random_values(200, 150, dtype=torch.float32),
+        "experts": random_values(3, 70, 300, seed=1),
+        "zeros": torch.zeros(4, 40),
+        "flat": torch.full((130, 129), 0.5),
+    }
     tensors["linear"][3] = 0
     tensors = {name: tensor.float().clamp(-6e4, 6e4).to(dtype) for name, tensor in tensors.items()}
     recipes = ["mxfp8_rceil", "mxfp8_floor", "mxfp8_rceil_128", "mxfp8_rceil_32x32", "fp8_rowwise"]
@@ -158,8 +179,13 @@ def test_figures_are_those_of_the_quantizers(tmp_path, dtype):
         assert list(tensor["recipes"]) == recipes
         for recipe in recipes:
             if tensor["name"] == "zeros":
-                assert tensor["recipes"][recipe] == {"sqnr_db": None, "flushed": 0, "clipped": 0,
-                                                     "smallest_exponent": None, "largest_exponent": None}
+                assert tensor["recipes"][recipe] == {
+                    "sqnr_db": None,
+                    "flushed": 0,
+                    "clipped": 0,
+                    "smallest_exponent": None,
+                    "largest_exponent": None,
+                }
             else:
                 assert_close(tensor["recipes"][recipe], expected(tensors[tensor["name"]], recipe))
 
@@ -189,10 +215,19 @@ def test_a_tensor_is_the_same_in_pieces(tmp_path):
 
 
 def test_a_file_of_somebody_else(tmp_path):
-    tensors = {"scalar": torch.tensor(3.5), "none": torch.zeros(0, 4), "none3": torch.zeros(2, 0, 3, dtype=torch.float16),
-               "ids": torch.arange(6), "mask": torch.ones(3, 3, dtype=torch.bool), "fp8": torch.ones(3, 5).to(torch.float8_e4m3fn),
-               "u16": torch.ones(3, 4, dtype=torch.uint16), "complex": torch.ones(2, 2, dtype=torch.complex64),
-               "four": torch.ones(1, 2, 3, 4), "w": random_values(33, 65, dtype=torch.float32), "wide": torch.full((1, 1), 0.3)}
+    tensors = {
+        "scalar": torch.tensor(3.5),
+        "none": torch.zeros(0, 4),
+        "none3": torch.zeros(2, 0, 3, dtype=torch.float16),
+        "ids": torch.arange(6),
+        "mask": torch.ones(3, 3, dtype=torch.bool),
+        "fp8": torch.ones(3, 5).to(torch.float8_e4m3fn),
+        "u16": torch.ones(3, 4, dtype=torch.uint16),
+        "complex": torch.ones(2, 2, dtype=torch.complex64),
+        "four": torch.ones(1, 2, 3, 4),
+        "w": random_values(33, 65, dtype=torch.float32),
+        "wide": torch.full((1, 1), 0.3),
+    }
     path = write(tmp_path / "x", tensors, metadata={"format": "pt", "odd\x1b[31m": "a\nb"}, pad=False)
     seen = run_json("inspect", path)
     by_name = {tensor["name"]: tensor for tensor in seen["tensors"]}
@@ -233,14 +268,18 @@ def test_values_of_f64_that_f32_cannot_hold_are_counted_and_not_called_infinite(
 
 
 def test_patterns_choose_tensors_and_adam_is_measured_only_if_named(tmp_path):
-    tensors = {name: random_values(32, 32, seed=i) for i, name in enumerate(
-        ("model.layers.0.w1", "model.layers.1.w1", "adam.mean.layers.0.w1"))}
+    tensors = {
+        name: random_values(32, 32, seed=i)
+        for i, name in enumerate(("model.layers.0.w1", "model.layers.1.w1", "adam.mean.layers.0.w1"))
+    }
     path = write(tmp_path / "x", tensors)
     measured = {tensor["name"]: "recipes" in tensor for tensor in run_json("inspect", path)["tensors"]}
     assert measured == {"model.layers.0.w1": True, "model.layers.1.w1": True, "adam.mean.layers.0.w1": False}
     seen = run_json("inspect", path, "--tensor", "adam.*", "*.1.w?")
     assert {tensor["name"]: "recipes" in tensor for tensor in seen["tensors"]} == {
-        "model.layers.1.w1": True, "adam.mean.layers.0.w1": True}
+        "model.layers.1.w1": True,
+        "adam.mean.layers.0.w1": True,
+    }
     assert seen["total"]["tensors"] == 2
     error = run("inspect", path, "--tensor", "model.layers.0.w2", code=2).stderr
     assert "has no tensor 'model.layers.0.w2'; did you mean 'model.layers.0.w1'?" in error
@@ -254,10 +293,29 @@ def test_a_file_with_nothing_to_measure(tmp_path):
 
 def test_a_checkpoint_says_how_far_it_is(tmp_path):
     (tmp_path / "text").write_text("".join(chr(97 + i * i % 26) for i in range(20000)))
-    sizes = {"dim": 32, "layers": 1, "heads": 2, "head-dim": 16, "experts": 4, "hidden-dim": 32, "seq-len": 16, "batch": 2,
-             "eval-windows": 2, "steps": 2, "threads": 1}
-    run("train", "--data", tmp_path / "text", "--out", tmp_path / "run", "--recipe", "mxfp8_rceil",
-        *(word for name, value in sizes.items() for word in (f"--{name}", value)))
+    sizes = {
+        "dim": 32,
+        "layers": 1,
+        "heads": 2,
+        "head-dim": 16,
+        "experts": 4,
+        "hidden-dim": 32,
+        "seq-len": 16,
+        "batch": 2,
+        "eval-windows": 2,
+        "steps": 2,
+        "threads": 1,
+    }
+    run(
+        "train",
+        "--data",
+        tmp_path / "text",
+        "--out",
+        tmp_path / "run",
+        "--recipe",
+        "mxfp8_rceil",
+        *(word for name, value in sizes.items() for word in (f"--{name}", value)),
+    )
     path = tmp_path / "run" / "checkpoints" / "step-00000002.safetensors"
     seen = run_json("inspect", path)
     assert seen["has_checksum"] is True

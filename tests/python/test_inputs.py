@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import moxie
-from support import (CASES, Case, as_bytes, as_tuple, assert_same_bytes, call, random_values, sizes_to_offs)
+from support import CASES, Case, as_bytes, as_tuple, assert_same_bytes, call, random_values, sizes_to_offs
 
 
 # ---- strides -----------------------------------------------------------------------------------------------------------------
@@ -93,9 +93,13 @@ def test_1024_groups_of_all_sizes(device):
 
 def test_results_do_not_depend_on_the_number_of_threads():
     x, offs = random_values(3000, 700), sizes_to_offs([1000, 0, 1, 1999])
-    ops = (lambda: moxie.quantize_both(x, offs=offs), lambda: moxie.pad_groups(x, offs),
-           lambda: moxie.quantize_both(x, offs=offs, rowwise_block="1x128", colwise_block="128x32"),
-           lambda: moxie.requantize(*moxie.quantize_rowwise(x), offs=offs), lambda: moxie.quantize_per_col(x, offs=offs))
+    ops = (
+        lambda: moxie.quantize_both(x, offs=offs),
+        lambda: moxie.pad_groups(x, offs),
+        lambda: moxie.quantize_both(x, offs=offs, rowwise_block="1x128", colwise_block="128x32"),
+        lambda: moxie.requantize(*moxie.quantize_rowwise(x), offs=offs),
+        lambda: moxie.quantize_per_col(x, offs=offs),
+    )
     results = []
     before = torch.get_num_threads()
     for threads in (1, 2, 5):
@@ -120,23 +124,32 @@ def test_rows_past_the_last_group_never_matter(garbage, device):
     x, offs = random_values(200, 96, device=device), sizes_to_offs([40, 0, 101], device)
     dirty = x.clone()
     dirty[141:] = garbage
-    calls = [lambda x: moxie.quantize_both(x, offs=offs),
-             lambda x: moxie.quantize_both(x, offs=offs, rowwise_block="1x128", colwise_block="128x32"),
-             lambda x: moxie.quantize_both(x, offs=offs, scale_layout="swizzled"),
-             lambda x: moxie.quantize_per_row(x, offs=offs), lambda x: moxie.quantize_per_col(x, offs=offs),
-             lambda x: moxie.pad_groups(x, offs)]
+    calls = [
+        lambda x: moxie.quantize_both(x, offs=offs),
+        lambda x: moxie.quantize_both(x, offs=offs, rowwise_block="1x128", colwise_block="128x32"),
+        lambda x: moxie.quantize_both(x, offs=offs, scale_layout="swizzled"),
+        lambda x: moxie.quantize_per_row(x, offs=offs),
+        lambda x: moxie.quantize_per_col(x, offs=offs),
+        lambda x: moxie.pad_groups(x, offs),
+    ]
     for op in calls:
         assert_same_bytes(op(dirty), op(x))
     # The same of an operand: bytes past the groups do not reach what is made from it.
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
-    clean = (moxie.dequantize_rowwise(qdata, scale, offs=offs),
-             moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs), *moxie.requantize(qdata, scale, offs=offs))
+    clean = (
+        moxie.dequantize_rowwise(qdata, scale, offs=offs),
+        moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs),
+        *moxie.requantize(qdata, scale, offs=offs),
+    )
     qdata.view(torch.uint8)[141:] = 0x7F
     scale.view(torch.uint8)[141:] = 0xFF
     qdata_t.view(torch.uint8)[:, 40:64] = 0x7F  # the padding of the first group
     qdata_t.view(torch.uint8)[:, 64 + 128 :] = 0x7F  # after the last
-    dirty = (moxie.dequantize_rowwise(qdata, scale, offs=offs),
-             moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs), *moxie.requantize(qdata, scale, offs=offs))
+    dirty = (
+        moxie.dequantize_rowwise(qdata, scale, offs=offs),
+        moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs),
+        *moxie.requantize(qdata, scale, offs=offs),
+    )
     assert_same_bytes(dirty, clean)
     assert not clean[0][141:].any() and not clean[1][141:].any()
 
@@ -162,11 +175,15 @@ def test_flushing_denormals_changes_nothing():
     offs = sizes_to_offs([50, 1, 149])
     bf16 = x.bfloat16()
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
-    ops = [lambda: moxie.quantize_both(x, offs=offs), lambda: moxie.quantize_both(bf16, offs=offs, rule="floor"),
-           lambda: (moxie.dequantize_rowwise(qdata, scale, dtype=torch.float32),),
-           lambda: (moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs),),
-           lambda: moxie.requantize(qdata, scale, offs=offs),
-           lambda: moxie.quantize_per_row(x), lambda: moxie.quantize_per_col(x, offs=offs)]
+    ops = [
+        lambda: moxie.quantize_both(x, offs=offs),
+        lambda: moxie.quantize_both(bf16, offs=offs, rule="floor"),
+        lambda: (moxie.dequantize_rowwise(qdata, scale, dtype=torch.float32),),
+        lambda: (moxie.dequantize_colwise(qdata_t, scale_t, 200, offs=offs),),
+        lambda: moxie.requantize(qdata, scale, offs=offs),
+        lambda: moxie.quantize_per_row(x),
+        lambda: moxie.quantize_per_col(x, offs=offs),
+    ]
     expected = [op() for op in ops]
     if not torch.set_flush_denormal(True):
         pytest.skip("this CPU cannot flush denormals")
@@ -185,8 +202,11 @@ def test_flushing_denormals_changes_nothing():
 # ---- gradients --------------------------------------------------------------------------------------------------------------
 
 
-NOT_DIFFERENTIABLE = [case for case in CASES
-                      if case.name not in ("pad_groups", "unpad_groups", "padded_offs", "route") and not case.is_differentiable]
+NOT_DIFFERENTIABLE = [
+    case
+    for case in CASES
+    if case.name not in ("pad_groups", "unpad_groups", "padded_offs", "route") and not case.is_differentiable
+]
 
 
 @pytest.mark.parametrize("case", NOT_DIFFERENTIABLE, ids=str)

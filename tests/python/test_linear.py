@@ -22,8 +22,9 @@ def test_it_is_the_grouped_product_with_one_group(recipe, dtype, bias, device):
     dy = torch.randn(3, 5, 40, device=device, dtype=dtype)
     y = linear(x)
     y.backward(dy)
-    problem = Problem(x.detach().view(15, 96), linear.weight.detach()[None], dy.view(15, 40), None,
-                      linear.bias.detach() if bias else None)
+    problem = Problem(
+        x.detach().view(15, 96), linear.weight.detach()[None], dy.view(15, 40), None, linear.bias.detach() if bias else None
+    )
     expected = run(problem, recipe)
     assert torch.equal(y, expected.y.view(3, 5, 40)) and torch.equal(x.grad, expected.dx.view_as(x))
     assert torch.equal(linear.weight.grad, expected.dw[0])

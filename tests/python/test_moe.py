@@ -97,9 +97,16 @@ def dense_loop(layer: moxie.nn.MoE, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens, experts, top_k", SHAPES)
-@pytest.mark.parametrize("options", [
-    {}, {"score": "sigmoid", "normalize": False, "scale": 2.5}, {"balance": "loss", "z_loss_weight": 1e-3},
-    {"score": "sigmoid", "balance": "bias", "shared_hidden_dim": 10}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"score": "sigmoid", "normalize": False, "scale": 2.5},
+        {"balance": "loss", "z_loss_weight": 1e-3},
+        {"score": "sigmoid", "balance": "bias", "shared_hidden_dim": 10},
+    ],
+    ids=str,
+)
 def test_the_layer_is_the_dense_loop_in_double_with_all_gradients(tokens, experts, top_k, options):
     torch.manual_seed(tokens)
     layer = moxie.nn.MoE(6, 5, experts, top_k, recipe="identity", dtype=torch.float64, **options)
@@ -124,8 +131,16 @@ def test_fuzzed_layers_are_every_expert_on_every_token_in_double(seed):
     top_k, tokens = rng.randint(1, min(8, experts)), rng.choice((0, 1, 2, 7, 33, 150))
     options = {"score": rng.choice(("softmax", "sigmoid")), "normalize": rng.random() < 0.5}
     options["balance"] = rng.choice(("bias", "loss"))
-    layer = moxie.nn.MoE(rng.choice((1, 3, 17)), rng.choice((1, 5, 12)), experts, top_k, recipe="identity", dtype=torch.float64,
-                         z_loss_weight=1e-2, **options)
+    layer = moxie.nn.MoE(
+        rng.choice((1, 3, 17)),
+        rng.choice((1, 5, 12)),
+        experts,
+        top_k,
+        recipe="identity",
+        dtype=torch.float64,
+        z_loss_weight=1e-2,
+        **options,
+    )
     router = layer.router
     if options["balance"] == "bias":  # all tokens to the same experts, or to some
         router.bias[: top_k if seed % 2 else experts // 2] = 10
@@ -231,18 +246,27 @@ def test_the_bias_moves_against_the_load(device):
     assert router.bias[2] < 0 < router.bias[0]
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: moxie.top_k(torch.zeros(3, 4), 5), "top_k: k must be 1 to the 4 experts"),
-    (lambda: moxie.route(torch.tensor([[4]], dtype=torch.int32), 4), "route: ids must be 0 to 3, got 4 at slot 0"),
-    (lambda: moxie.route(torch.zeros(3, dtype=torch.int32), 4), "route: ids must be \\[tokens, top_k\\], got 1 dims"),
-    (lambda: moxie.permute(torch.zeros(3, 4), *[torch.zeros(5, dtype=torch.int32)] * 2, 2), "permute: slot_of must be \\[6\\]"),
-    (lambda: moxie.permute(torch.zeros(3, 4), *[torch.full((6,), 9, dtype=torch.int32)] * 2, 2), "slot_of must be 0 to 5, got 9"),
-    (lambda: moxie.nn.MoE(8, 8, 4, 2)(torch.zeros(3, 7)), "gate_logits: x must be \\[3, 8\\], got \\[3, 7\\]"),
-    (lambda: moxie.gate_logits(torch.zeros(3), torch.zeros(2, 3)), "gate_logits: x must be a matrix, got 1 dims"),
-    (lambda: moxie.nn.MoE(8, 8, 4, 2, recipe="fp4"), "there is no recipe 'fp4'"),
-    (lambda: moxie.nn.Router(8, 4, 5), "Router: top_k must be 1 to the 4 experts, got 5"),
-    (lambda: moxie.nn.Router(8, 4, 1, score="relu"), "Router: score must be one of softmax, sigmoid, got 'relu'"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: moxie.top_k(torch.zeros(3, 4), 5), "top_k: k must be 1 to the 4 experts"),
+        (lambda: moxie.route(torch.tensor([[4]], dtype=torch.int32), 4), "route: ids must be 0 to 3, got 4 at slot 0"),
+        (lambda: moxie.route(torch.zeros(3, dtype=torch.int32), 4), "route: ids must be \\[tokens, top_k\\], got 1 dims"),
+        (
+            lambda: moxie.permute(torch.zeros(3, 4), *[torch.zeros(5, dtype=torch.int32)] * 2, 2),
+            "permute: slot_of must be \\[6\\]",
+        ),
+        (
+            lambda: moxie.permute(torch.zeros(3, 4), *[torch.full((6,), 9, dtype=torch.int32)] * 2, 2),
+            "slot_of must be 0 to 5, got 9",
+        ),
+        (lambda: moxie.nn.MoE(8, 8, 4, 2)(torch.zeros(3, 7)), "gate_logits: x must be \\[3, 8\\], got \\[3, 7\\]"),
+        (lambda: moxie.gate_logits(torch.zeros(3), torch.zeros(2, 3)), "gate_logits: x must be a matrix, got 1 dims"),
+        (lambda: moxie.nn.MoE(8, 8, 4, 2, recipe="fp4"), "there is no recipe 'fp4'"),
+        (lambda: moxie.nn.Router(8, 4, 5), "Router: top_k must be 1 to the 4 experts, got 5"),
+        (lambda: moxie.nn.Router(8, 4, 1, score="relu"), "Router: score must be one of softmax, sigmoid, got 'relu'"),
+    ],
+)
 def test_a_bad_call_says_the_op_the_rule_and_the_value(call, message):
     with pytest.raises(ValueError, match=message):
         call()

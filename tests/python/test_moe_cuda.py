@@ -16,8 +16,18 @@ RECIPES = ("bf16", "mxfp8_rceil", "mxfp8_rceil_128")
 def make(recipe: str, device: str = "cuda", collect_stats: bool = False):
     """The layer and tokens, the same ones on every device."""
     torch.manual_seed(0)
-    layer = moxie.nn.MoE(128, 256, 8, 2, recipe=recipe, dtype=torch.bfloat16, shared_hidden_dim=128, balance="bias",
-                         score="sigmoid", collect_stats=collect_stats)
+    layer = moxie.nn.MoE(
+        128,
+        256,
+        8,
+        2,
+        recipe=recipe,
+        dtype=torch.bfloat16,
+        shared_hidden_dim=128,
+        balance="bias",
+        score="sigmoid",
+        collect_stats=collect_stats,
+    )
     x = torch.randn(300, 128, dtype=torch.bfloat16)
     return layer.to(device), x.to(device).requires_grad_()
 

@@ -26,8 +26,11 @@ def make(device: str, dtype=torch.bfloat16, tokens: int = 50, top_k: int = 2):
     normal = lambda *shape: torch.randn(shape).to(dtype).to(device)  # noqa: E731
     ids = moxie.top_k(torch.randn(tokens, EXPERTS), top_k)
     routing = tuple(t.to(device) for t in moxie.route(ids, EXPERTS))
-    return ((normal(tokens, DIM), normal(EXPERTS, 2 * HIDDEN, DIM) * DIM**-0.5, normal(EXPERTS, DIM, HIDDEN) * HIDDEN**-0.5),
-            normal(tokens * top_k, DIM), (*routing, top_k))
+    return (
+        (normal(tokens, DIM), normal(EXPERTS, 2 * HIDDEN, DIM) * DIM**-0.5, normal(EXPERTS, DIM, HIDDEN) * HIDDEN**-0.5),
+        normal(tokens * top_k, DIM),
+        (*routing, top_k),
+    )
 
 
 def fused(x, w13, w2, offs, slot_of, row_of, top_k, **kwargs):
@@ -78,8 +81,19 @@ def storages(tensors) -> dict[int, int]:
 
 
 # (tokens, experts, top_k): none, one, every top_k; x kept rowwise and, where there are many rows per expert, colwise
-SHAPES = [(0, 4, 2), (1, 1, 1), (37, 5, 1), (64, 8, 2), (50, 3, 3), (129, 33, 4), (40, 6, 5), (33, 6, 6), (31, 7, 7),
-          (80, 64, 8), (2000, 2, 2)]
+SHAPES = [
+    (0, 4, 2),
+    (1, 1, 1),
+    (37, 5, 1),
+    (64, 8, 2),
+    (50, 3, 3),
+    (129, 33, 4),
+    (40, 6, 5),
+    (33, 6, 6),
+    (31, 7, 7),
+    (80, 64, 8),
+    (2000, 2, 2),
+]
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -149,8 +163,11 @@ def test_caches_and_main_gradients_give_the_same_bytes(recipe, device):
     _, w13, w2 = problem[0]
     options = lambda: {"recipe": recipe, "main_grad13": torch.zeros_like(w13), "main_grad2": torch.zeros_like(w2)}  # noqa: E731
     of_node, of_steps = options(), options()
-    caches = {} if recipe == "bf16" else {
-        "quantized_w13": moxie.WeightCache(w13, recipe=recipe), "quantized_w2": moxie.WeightCache(w2, recipe=recipe)}
+    caches = (
+        {}
+        if recipe == "bf16"
+        else {"quantized_w13": moxie.WeightCache(w13, recipe=recipe), "quantized_w2": moxie.WeightCache(w2, recipe=recipe)}
+    )
     for _ in range(2):
         actual = step(fused, problem, **of_node, **caches)
         assert_same(actual, step(unfused, problem, **of_steps, **caches))
@@ -234,8 +251,9 @@ BAD_CALLS = [
 ]
 
 
-@pytest.mark.parametrize("kwargs, exception, parts", [
-    pytest.param(*case[:2], case[2:], id=str(i)) for i, case in enumerate(BAD_CALLS)])
+@pytest.mark.parametrize(
+    "kwargs, exception, parts", [pytest.param(*case[:2], case[2:], id=str(i)) for i, case in enumerate(BAD_CALLS)]
+)
 def test_a_bad_call_says_the_op_the_rule_and_the_value(kwargs, exception, parts):
     for recipe in ("mxfp8_rceil_128", "bf16"):
         with pytest.raises(exception) as caught:

@@ -22,7 +22,13 @@ def test_the_names_of_the_state_dict_are_those_of_the_cpp_module():
     layer(torch.randn(20, 32))
     # tests/torch/moe_test.cc has the same ones.
     assert list(layer.state_dict()) == [
-        "router.bias", "router.gate.weight", "experts.w13", "experts.w2", "shared.experts.w13", "shared.experts.w2"]
+        "router.bias",
+        "router.gate.weight",
+        "experts.w13",
+        "experts.w2",
+        "shared.experts.w13",
+        "shared.experts.w2",
+    ]
 
 
 def test_a_layer_on_meta_has_the_shapes_of_a_real_one():
@@ -81,13 +87,16 @@ def test_weights_load_from_the_common_layouts():
         experts.load_weights_(w1=w1)
 
 
-@pytest.mark.parametrize("weights, message", [
-    ({"w1": (3, 6, 8)}, "give w1 and w3 together, or w13 alone"),
-    ({"w1": (3, 6, 8), "w3": (3, 6, 8), "w13": (3, 12, 8)}, "give w1 and w3 together, or w13 alone"),
-    ({"w1": (3, 7, 8), "w3": (3, 5, 8)}, r"w1 must be \[3, 6, 8\], got \[3, 7, 8\]"),
-    ({"w13": (12, 8)}, r"w13 must be a matrix per expert, got \[12, 8\]"),
-    ({"w13": (3, 12, 8), "w2": (3, 6, 8)}, r"w2 must be \[3, 8, 6\], got \[3, 6, 8\] \(is it transposed\?\)"),
-])
+@pytest.mark.parametrize(
+    "weights, message",
+    [
+        ({"w1": (3, 6, 8)}, "give w1 and w3 together, or w13 alone"),
+        ({"w1": (3, 6, 8), "w3": (3, 6, 8), "w13": (3, 12, 8)}, "give w1 and w3 together, or w13 alone"),
+        ({"w1": (3, 7, 8), "w3": (3, 5, 8)}, r"w1 must be \[3, 6, 8\], got \[3, 7, 8\]"),
+        ({"w13": (12, 8)}, r"w13 must be a matrix per expert, got \[12, 8\]"),
+        ({"w13": (3, 12, 8), "w2": (3, 6, 8)}, r"w2 must be \[3, 8, 6\], got \[3, 6, 8\] \(is it transposed\?\)"),
+    ],
+)
 def test_nothing_is_loaded_where_one_of_the_weights_does_not_fit(weights, message):
     experts = moxie.nn.GroupedExperts(8, 6, 3)
     before = experts.w13.detach().clone()
@@ -169,8 +178,13 @@ def expected_stats(x, offs, recipe, part):
                 limit[begin:end] = 448 * factor
                 begin, start = end, start + -(-(end - begin) // 16) * 16
     else:
-        blocks = {"x": recipe.activations, "dy": recipe.activations, "w": recipe.weights, "x_t": recipe.wgrad_x,
-                  "dy_t": recipe.wgrad_dy}
+        blocks = {
+            "x": recipe.activations,
+            "dy": recipe.activations,
+            "w": recipe.weights,
+            "x_t": recipe.wgrad_x,
+            "dy_t": recipe.wgrad_dy,
+        }
         high = recipe.weights.split("x")
         blocks["w_t"] = f"{high[1]}x1" if high[0] == "1" else recipe.weights
         form = "colwise" if part.endswith("_t") else "rowwise"
@@ -249,19 +263,32 @@ def test_statistics_under_autocast_are_of_what_is_multiplied(device):
     assert moxie.sqnr(layer.experts.stats[0, 0]) == torch.inf  # x was rounded before
 
 
-@pytest.mark.parametrize("call, message", [
-    (lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="bf16", part="z"),
-     "quantization_stats: part must be x, w, x_t, w_t, dy or dy_t, got 'z'"),
-    (lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="bf16", part="w"),
-     r"quantization_stats: x must be \[groups, n, k\] for this part, got 2 dims"),
-    (lambda: moxie.quantization_stats(torch.zeros(1, 3, 4), torch.tensor([3], dtype=torch.int32), recipe="bf16"),
-     "quantization_stats: offs are for tokens, and this part is w"),
-    (lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="fp4"), "quantization_stats: there is no recipe 'fp4'"),
-    (lambda: torch.ops.moxie.grouped_mm.stats(torch.zeros(3, 4), torch.zeros(1, 4, 4), torch.zeros(5, 5).double()),
-     r"grouped_mm: stats must be \[6, 5\], got \[5, 5\]"),
-    (lambda: torch.ops.moxie.grouped_mm.stats(torch.zeros(3, 4), torch.zeros(1, 4, 4), torch.zeros(6, 5)),
-     "grouped_mm: stats must be torch.float64, got torch.float32"),
-])
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (
+            lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="bf16", part="z"),
+            "quantization_stats: part must be x, w, x_t, w_t, dy or dy_t, got 'z'",
+        ),
+        (
+            lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="bf16", part="w"),
+            r"quantization_stats: x must be \[groups, n, k\] for this part, got 2 dims",
+        ),
+        (
+            lambda: moxie.quantization_stats(torch.zeros(1, 3, 4), torch.tensor([3], dtype=torch.int32), recipe="bf16"),
+            "quantization_stats: offs are for tokens, and this part is w",
+        ),
+        (lambda: moxie.quantization_stats(torch.zeros(3, 4), recipe="fp4"), "quantization_stats: there is no recipe 'fp4'"),
+        (
+            lambda: torch.ops.moxie.grouped_mm.stats(torch.zeros(3, 4), torch.zeros(1, 4, 4), torch.zeros(5, 5).double()),
+            r"grouped_mm: stats must be \[6, 5\], got \[5, 5\]",
+        ),
+        (
+            lambda: torch.ops.moxie.grouped_mm.stats(torch.zeros(3, 4), torch.zeros(1, 4, 4), torch.zeros(6, 5)),
+            "grouped_mm: stats must be torch.float64, got torch.float32",
+        ),
+    ],
+)
 def test_a_bad_call_says_the_op_the_rule_and_the_value(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()

@@ -52,8 +52,10 @@ def test_any_leading_dims(device):
 
 def test_block_size_is_another_way_to_say_the_block():
     qdata, scale = moxie.quantize_rowwise(torch.randn(4, 256), block="1x128")
-    same(MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16, block_size=128),
-         MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16, block="1x128"))
+    same(
+        MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16, block_size=128),
+        MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16, block="1x128"),
+    )
 
 
 def test_gradients_pass_in_the_original_dtype(device):
@@ -125,8 +127,10 @@ def test_a_new_process_loads_it_with_weights_only(tmp_path):
     """Without ever having named it: importing moxie is enough."""
     mx = MXTensor.to_mx(torch.randn(40, 96))
     torch.save(mx, tmp_path / "mx.pt")
-    script = ("import sys; sys.path[:] = sys.argv[2:]; import torch, moxie; mx = torch.load(sys.argv[1], weights_only=True); "
-              "print(type(mx).__name__, mx.dequantize().sum().item())")
+    script = (
+        "import sys; sys.path[:] = sys.argv[2:]; import torch, moxie; mx = torch.load(sys.argv[1], weights_only=True); "
+        "print(type(mx).__name__, mx.dequantize().sum().item())"
+    )
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "mx.pt"), *sys.path], capture_output=True, text=True)
     assert done.stdout.split() == ["MXTensor", str(mx.dequantize().sum().item())], done.stderr
 
@@ -139,19 +143,24 @@ def test_a_file_that_does_not_fit_is_refused():
 
 def test_words_of_torchao_say_the_same():
     x = torch.randn(40, 256)
-    same(MXTensor.to_mx(x, torch.float8_e4m3fn, 128, moxie.ScaleCalculationMode.FLOOR),
-         MXTensor.to_mx(x, block="1x128", rule="floor"))
+    same(
+        MXTensor.to_mx(x, torch.float8_e4m3fn, 128, moxie.ScaleCalculationMode.FLOOR),
+        MXTensor.to_mx(x, block="1x128", rule="floor"),
+    )
 
 
-@pytest.mark.parametrize("call, words", (
-    (lambda mx: mx + 1, "aten.add.Tensor is not defined on quantized values; call dequantize() first"),
-    (lambda mx: mx @ mx, "call dequantize() first"),
-    (lambda mx: mx.float(), "to(torch.float32) would not be quantized; dequantize(torch.float32)"),
-    (lambda mx: mx.view(-1), "view must keep the columns of (64, 128)"),
-    (lambda mx: mx.view(128, 64), "view must keep the columns"),
-    (lambda mx: mx[:, 8:], "a slice of dim 1 must start and end at multiples of 32, the block there, got 8:128:1"),
-    (lambda mx: mx[:, ::2], "multiples of 32"),
-))
+@pytest.mark.parametrize(
+    "call, words",
+    (
+        (lambda mx: mx + 1, "aten.add.Tensor is not defined on quantized values; call dequantize() first"),
+        (lambda mx: mx @ mx, "call dequantize() first"),
+        (lambda mx: mx.float(), "to(torch.float32) would not be quantized; dequantize(torch.float32)"),
+        (lambda mx: mx.view(-1), "view must keep the columns of (64, 128)"),
+        (lambda mx: mx.view(128, 64), "view must keep the columns"),
+        (lambda mx: mx[:, 8:], "a slice of dim 1 must start and end at multiples of 32, the block there, got 8:128:1"),
+        (lambda mx: mx[:, ::2], "multiples of 32"),
+    ),
+)
 def test_what_is_not_defined_says_so(call, words):
     mx = MXTensor.to_mx(torch.randn(64, 128, dtype=torch.bfloat16))
     with pytest.raises((NotImplementedError, ValueError)) as error:
@@ -224,7 +233,10 @@ def test_its_product_compiles_for_any_number_of_rows(device):
     torch._dynamo.reset()
     product = torch.compile(
         lambda x, w, offs: moxie.grouped_mm(MXTensor.to_mx(x), w, offs, recipe="mxfp8_rceil"),
-        fullgraph=True, backend="aot_eager", dynamic=True)
+        fullgraph=True,
+        backend="aot_eager",
+        dynamic=True,
+    )
     for sizes in (RAGGED, [3, 3, 0, 9, 1], [200, 0, 0, 0, 99]):
         problem = gaussian(sizes, 72, 160, device=device)
         x = problem.x.detach().requires_grad_()
@@ -241,8 +253,11 @@ def test_its_product_obeys_torch(device):
         values = [tensor.detach().requires_grad_(requires_grad) for tensor in (problem.x, problem.w, problem.bias)]
         x, w, bias = values
         torch.library.opcheck(
-            torch.ops.moxie.grouped_mm.mx, (x, qdata, scale, w, problem.offs), dict(recipe="mxfp8_rceil", bias=bias),
-            test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"))
+            torch.ops.moxie.grouped_mm.mx,
+            (x, qdata, scale, w, problem.offs),
+            dict(recipe="mxfp8_rceil", bias=bias),
+            test_utils=("test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"),
+        )
 
 
 def test_it_is_multiplied_where_there_is_no_autograd(device):
@@ -258,8 +273,9 @@ def test_autocast_gives_its_dtype(device):
     problem = gaussian(RAGGED, 64, 128, dtype=torch.float32, device=device)
     with torch.autocast(device, dtype=torch.bfloat16):
         for recipe, dtype in (("mxfp8_rceil", torch.bfloat16), ("mxfp8_rceil:out=float32", torch.float32)):
-            given, plain = (moxie.grouped_mm(x, problem.w, problem.offs, recipe=recipe)
-                            for x in (MXTensor.to_mx(problem.x), problem.x))
+            given, plain = (
+                moxie.grouped_mm(x, problem.w, problem.offs, recipe=recipe) for x in (MXTensor.to_mx(problem.x), problem.x)
+            )
             assert given.dtype == plain.dtype == dtype
 
 
@@ -268,7 +284,8 @@ def test_its_product_may_be_checkpointed(use_reentrant, device):
     problem = gaussian(RAGGED, 64, 128, device=device)
     x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
     y = torch.utils.checkpoint.checkpoint(
-        lambda x, w: moxie.grouped_mm(MXTensor.to_mx(x), w, problem.offs, recipe="mxfp8_rceil"), x, w, use_reentrant=use_reentrant)
+        lambda x, w: moxie.grouped_mm(MXTensor.to_mx(x), w, problem.offs, recipe="mxfp8_rceil"), x, w, use_reentrant=use_reentrant
+    )
     y.backward(problem.dy)
     expected = run_mx(problem, "mxfp8_rceil")
     assert_same_bytes((y.detach(), x.grad, w.grad), expected[:3])

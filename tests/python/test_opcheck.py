@@ -23,8 +23,7 @@ def checks_for(args, kwargs, fp8_inside: bool = False) -> list[str]:
 
 
 def test_every_op_has_a_case():
-    ops = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names()
-           if name.startswith("moxie::")}
+    ops = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("moxie::")}
     # Names that start with _ are not for users; an op that ends in _ returns none.
     ops = {name for name in ops if not name.startswith("_") and not name.endswith("_")}
     assert ops == {case.name.split("-")[0] for case in CASES}
@@ -102,6 +101,7 @@ def test_out_overload_writes_its_outputs_and_nothing_else(case: Case, device):
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_meta_tensors_give_the_shapes_that_run(case: Case, device):
     args, kwargs = case.make(device, 70)
+
     def meta(value):
         if isinstance(value, list):
             return [meta(item) for item in value]

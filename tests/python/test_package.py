@@ -32,8 +32,11 @@ def test_docstring_snippets_run(target):
 
 
 def test_every_op_has_a_function_with_the_same_defaults():
-    packets = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names()
-               if name.startswith("moxie::") and not name.startswith("moxie::_")}
+    packets = {
+        name.split("::")[1].split(".")[0]
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith("moxie::") and not name.startswith("moxie::_")
+    }
     assert packets <= set(moxie.__all__)
     for name in packets:
         schema = getattr(torch.ops.moxie, name).default._schema

@@ -45,8 +45,9 @@ def operands(recipe, x, offs, layout, colwise):
     if fields.scaling == "row":
         forms = (*moxie.quantize_per_row(x, offs=offs), *moxie.quantize_per_col(x, offs=offs))
     else:
-        forms = moxie.quantize_both(x, offs=offs, rowwise_block=fields.activations, colwise_block=colwise, rule=fields.rule,
-                                    scale_layout=layout)
+        forms = moxie.quantize_both(
+            x, offs=offs, rowwise_block=fields.activations, colwise_block=colwise, rule=fields.rule, scale_layout=layout
+        )
     return forms[:2], (x, None) if fields.wgrad_with_hp else forms[2:]
 
 
@@ -60,9 +61,12 @@ def passes(recipe, x, dy, w, bias, offs, layout, dtype, change):
     how = {"recipe": recipe, "scale_layout": layout if fields.scaling == "block" else None}
     main_grad = torch.ones(w.shape, device=w.device)
     moxie.grouped_wgrad_add_(main_grad, *dy_col, *x_col, ROWS, offs, **how)
-    return (moxie.grouped_fwd(*x_row, *w_forms[:2], offs, bias=bias, dtype=dtype, **how),
-            moxie.grouped_dgrad(*dy_row, *w_forms[2:], offs, dtype=dtype, **how),
-            moxie.grouped_wgrad(*dy_col, *x_col, ROWS, offs, dtype=dtype, **how), main_grad)
+    return (
+        moxie.grouped_fwd(*x_row, *w_forms[:2], offs, bias=bias, dtype=dtype, **how),
+        moxie.grouped_dgrad(*dy_row, *w_forms[2:], offs, dtype=dtype, **how),
+        moxie.grouped_wgrad(*dy_col, *x_col, ROWS, offs, dtype=dtype, **how),
+        main_grad,
+    )
 
 
 @contextlib.contextmanager
@@ -97,7 +101,7 @@ def test_padding_of_any_operand_changes_no_result_of_a_pass(recipe, gpu, device)
     offs = sizes_to_offs(SIZES, device)
     x, dy = (values(ROWS, cols, device=device, seed=cols) for cols in (K, N))
     for t in (x, dy):
-        t[ROWS - TAIL:] = 0
+        t[ROWS - TAIL :] = 0
     w, bias = values(len(SIZES), N, K, device=device, seed=1), values(len(SIZES), N, device=device, seed=2)
     with on(gpu):
         for layout in layouts(recipe, gpu):

@@ -110,8 +110,15 @@ def products_of(call, device: str) -> set[str]:
         if device == "cuda":
             torch.cuda.synchronize()
     names = {event.key for event in seen.key_averages()}
-    found = {short for short, ops in (("mm", ("aten::mm", "aten::addmm")), ("torch._grouped_mm", ("aten::_grouped_mm",)),
-                                      ("scaled", ("aten::_scaled_grouped_mm",))) if names & set(ops)}
+    found = {
+        short
+        for short, ops in (
+            ("mm", ("aten::mm", "aten::addmm")),
+            ("torch._grouped_mm", ("aten::_grouped_mm",)),
+            ("scaled", ("aten::_scaled_grouped_mm",)),
+        )
+        if names & set(ops)
+    }
     found |= {"sm90" for name in names if "sm90::gemm_kernel" in name}
     return found | {"product" for name in names if "product_kernel" in name}
 
@@ -181,8 +188,12 @@ def test_a_graph_that_another_process_cached_on_disk_gives_the_same_bytes(tmp_pa
     environment = {**ENVIRONMENT, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
 
     def run(name: str, *others: str) -> tuple[int, list[torch.Tensor]]:
-        done = subprocess.run([sys.executable, "-c", COMPILED, "mxfp8_rceil_128", str(tmp_path / name), *others],
-                              env=environment, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", COMPILED, "mxfp8_rceil_128", str(tmp_path / name), *others],
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         return int(done.stdout.split()[-1]), torch.load(tmp_path / name)
 
@@ -249,7 +260,8 @@ TAKING_A_SPEC = {
     "_dequantize_tokens": lambda spec: OPS._dequantize_tokens(*moxie.quantize_rowwise(X), spec),
     "grouped_mm.quantized": lambda plan: OPS.grouped_mm.quantized(X, None, W, None, ENDS, plan),
     "grouped_mm.quantized-fp8": lambda plan: OPS.grouped_mm.quantized(
-        *moxie.quantize_rowwise(X), *moxie.quantize_weights(W, recipe="mxfp8_rceil")[:2], ENDS, plan),
+        *moxie.quantize_rowwise(X), *moxie.quantize_weights(W, recipe="mxfp8_rceil")[:2], ENDS, plan
+    ),
     "grouped_dgrad.quantized": lambda plan: OPS.grouped_dgrad.quantized(X[:, :128], None, W, None, ENDS, plan),
     "grouped_wgrad.quantized": lambda plan: OPS.grouped_wgrad.quantized(X, None, X, None, 64, ENDS, plan),
 }
@@ -259,8 +271,18 @@ TAKING_A_SPEC = {
 def test_an_integer_that_no_plan_made_is_refused_or_harmless(name):
     """None of them leads out of bounds: each call works or raises under the name of the op."""
     values = random.Random(1)
-    integers = [-1, 0, 123456789, 27804141, 16220, 2**62, -(2**63), 2**63 - 1, *(values.getrandbits(bits) for bits in range(1, 50)),
-                *(values.getrandbits(31) for _ in range(60))]
+    integers = [
+        -1,
+        0,
+        123456789,
+        27804141,
+        16220,
+        2**62,
+        -(2**63),
+        2**63 - 1,
+        *(values.getrandbits(bits) for bits in range(1, 50)),
+        *(values.getrandbits(31) for _ in range(60)),
+    ]
     for integer in integers:
         try:
             TAKING_A_SPEC[name](integer)

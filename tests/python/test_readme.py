@@ -25,8 +25,9 @@ def snippets(path: pathlib.Path) -> list[tuple[int, str]]:
 
 def test_blocks_are_found_and_marked_ones_left_out(tmp_path):
     page = tmp_path / "page.md"
-    page.write_text("a\n```python\nx = 1\n```\n<!-- no-test -->\n```python\nboom\n```\n```bash\nls\n```\n"
-                    "```python\ny = x\nz = y\n```\n")
+    page.write_text(
+        "a\n```python\nx = 1\n```\n<!-- no-test -->\n```python\nboom\n```\n```bash\nls\n```\n```python\ny = x\nz = y\n```\n"
+    )
     assert snippets(page) == [(3, "x = 1\n"), (13, "y = x\nz = y\n")]
 
 

@@ -75,12 +75,18 @@ def test_every_legal_recipe_survives_its_text():
             assert getattr(recipe, name) == value
 
 
-@pytest.mark.parametrize("text, same", (
-    ("mxfp8_rceil:rule=floor", "mxfp8_floor"), ("mxfp8_rceil:weights=32x32", "mxfp8_rceil_32x32"),
-    ("mxfp8_floor:rule=rceil,kernels=emulated", "mxfp8_emulated_rceil"),
-    ("mxfp8_rceil_128:activations=1x32,weights=1x32,wgrad_dy=32x1,wgrad_x=32x1", "mxfp8_rceil"),
-    ("mxfp8_rceil:rule=even,rule=floor", "mxfp8_floor"), ("mxfp8_rceil:wgrad_with_hp=true", "mxfp8_rceil_wgrad_with_hp"),
-    ("mxfp8_rceil:", "mxfp8_rceil")))
+@pytest.mark.parametrize(
+    "text, same",
+    (
+        ("mxfp8_rceil:rule=floor", "mxfp8_floor"),
+        ("mxfp8_rceil:weights=32x32", "mxfp8_rceil_32x32"),
+        ("mxfp8_floor:rule=rceil,kernels=emulated", "mxfp8_emulated_rceil"),
+        ("mxfp8_rceil_128:activations=1x32,weights=1x32,wgrad_dy=32x1,wgrad_x=32x1", "mxfp8_rceil"),
+        ("mxfp8_rceil:rule=even,rule=floor", "mxfp8_floor"),
+        ("mxfp8_rceil:wgrad_with_hp=true", "mxfp8_rceil_wgrad_with_hp"),
+        ("mxfp8_rceil:", "mxfp8_rceil"),
+    ),
+)
 def test_fields_after_a_name_change_it(text, same):
     assert moxie.Recipe.from_name(text) == moxie.Recipe.from_name(same)
 
@@ -128,9 +134,12 @@ BAD_TEXTS = [
 @pytest.mark.parametrize("text, parts", [pytest.param(case[0], case[1:], id=case[0]) for case in BAD_TEXTS])
 def test_an_illegal_recipe_is_refused_with_the_reason(text, parts):
     x, w = torch.zeros(4, 32), torch.zeros(1, 8, 32)
-    calls = {"recipe": lambda: moxie.Recipe.from_name(text), "grouped_mm": lambda: moxie.grouped_mm(x, w, recipe=text),
-             "expert_mlp": lambda: moxie.expert_mlp(x, w, w[:, :4, :4], recipe=text),
-             "quantize_weights": lambda: moxie.quantize_weights(w, recipe=text)}
+    calls = {
+        "recipe": lambda: moxie.Recipe.from_name(text),
+        "grouped_mm": lambda: moxie.grouped_mm(x, w, recipe=text),
+        "expert_mlp": lambda: moxie.expert_mlp(x, w, w[:, :4, :4], recipe=text),
+        "quantize_weights": lambda: moxie.quantize_weights(w, recipe=text),
+    }
     for op, call in calls.items():
         with pytest.raises(ValueError) as caught:
             call()
@@ -143,8 +152,13 @@ def test_an_illegal_recipe_is_refused_with_the_reason(text, parts):
 def test_every_combination_of_blocks_is_either_legal_or_refused():
     legal = refused = 0
     for activations, weights, dy, x in itertools.product(BLOCKS, repeat=4):
-        allowed = (activations.startswith("1x") and weights in ROWWISE_BLOCKS and dy in COLWISE_BLOCKS
-                   and x in COLWISE_BLOCKS and dy.split("x")[0] == x.split("x")[0])
+        allowed = (
+            activations.startswith("1x")
+            and weights in ROWWISE_BLOCKS
+            and dy in COLWISE_BLOCKS
+            and x in COLWISE_BLOCKS
+            and dy.split("x")[0] == x.split("x")[0]
+        )
         try:
             moxie.Recipe(activations=activations, weights=weights, wgrad_dy=dy, wgrad_x=x)
             assert allowed
@@ -155,13 +169,19 @@ def test_every_combination_of_blocks_is_either_legal_or_refused():
     assert (legal, legal + refused) == (2 * 5 * 13, 7**4)
 
 
-@pytest.mark.parametrize("fields, part", (
-    ({"scaling": "tensor"}, "scaling must be none, row or block, got 'tensor'"),
-    ({"scaling": "none", "rule": "floor"}, "this recipe has no blocks"),
-    ({"scaling": "row", "weights": "32x32"}, "this recipe has no blocks"),
-    ({"scaling": "none", "wgrad_with_hp": True}, "this recipe quantizes nothing"),
-    ({"rule": "rule=floor,weights=32x32"}, "rule must be one of"),
-    ({"rule": None}, "rule must be one of"), ({"kernels": "fast"}, "kernels must be auto or emulated")), ids=str)
+@pytest.mark.parametrize(
+    "fields, part",
+    (
+        ({"scaling": "tensor"}, "scaling must be none, row or block, got 'tensor'"),
+        ({"scaling": "none", "rule": "floor"}, "this recipe has no blocks"),
+        ({"scaling": "row", "weights": "32x32"}, "this recipe has no blocks"),
+        ({"scaling": "none", "wgrad_with_hp": True}, "this recipe quantizes nothing"),
+        ({"rule": "rule=floor,weights=32x32"}, "rule must be one of"),
+        ({"rule": None}, "rule must be one of"),
+        ({"kernels": "fast"}, "kernels must be auto or emulated"),
+    ),
+    ids=str,
+)
 def test_illegal_fields_are_refused_with_the_reason(fields, part):
     with pytest.raises(ValueError, match=part):
         moxie.Recipe(**fields)
@@ -210,7 +230,7 @@ def test_a_gpu_that_is_not_here_can_be_pretended_by_name_alone():
 
 @pytest.mark.parametrize("bad", ({"n": -1}, {"k": -2}, {"rows": -3}, {"groups": -4}), ids=str)
 def test_explain_refuses_sizes_that_are_none(bad):
-    (name, value), = bad.items()
+    ((name, value),) = bad.items()
     with pytest.raises(ValueError, match=f"explain: {name} must be [01] to .*, got {value}"):
         moxie.explain("bf16", **{"n": 8, "k": 8, "device": "cpu", **bad})
 

@@ -15,7 +15,11 @@ ops = torch.ops.moxie
 # (tokens, experts, k): no tokens, one expert, all experts, and more experts than a warp has lanes
 SHAPES = [(0, 4, 2), (1, 1, 1), (7, 1, 1), (33, 5, 5), (64, 8, 2), (129, 33, 4), (300, 256, 8), (20, 1000, 64)]
 OPTIONS = [
-    {}, {"normalize": False}, {"scale": 2.5}, {"score": "sigmoid"}, {"score": "sigmoid", "normalize": False, "scale": 0.5},
+    {},
+    {"normalize": False},
+    {"scale": 2.5},
+    {"score": "sigmoid"},
+    {"score": "sigmoid", "normalize": False, "scale": 0.5},
 ]
 
 
@@ -49,8 +53,8 @@ def test_experts_weights_and_gradients_are_those_of_double(device, tokens, exper
     # A score is rounded to f32, so is their sum (in f64, of rounded ones), and the weight: 3 * 2^-24.
     torch.testing.assert_close(weights.double(), expected, rtol=2**-22, atol=0)
     dweights = torch.randn_like(weights)
-    actual, = torch.autograd.grad(weights, logits, dweights)
-    wanted, = torch.autograd.grad(expected, logits, dweights.double())
+    (actual,) = torch.autograd.grad(weights, logits, dweights)
+    (wanted,) = torch.autograd.grad(expected, logits, dweights.double())
     # Both are in f64 until they are rounded to f32. Gradients are differences of products below 10: there f64 loses 10 * 2^-52.
     torch.testing.assert_close(actual, wanted, rtol=2**-23, atol=1e-13)
 
@@ -160,8 +164,12 @@ def precision(tf32: bool, reduced: bool):
         backend.allow_tf32, backend.allow_bf16_reduced_precision_reduction = before
 
 
-X_AND_WEIGHT = [(torch.bfloat16, torch.bfloat16), (torch.bfloat16, torch.float32), (torch.float32, torch.float32),
-                (torch.float32, torch.bfloat16)]
+X_AND_WEIGHT = [
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+    (torch.float32, torch.float32),
+    (torch.float32, torch.bfloat16),
+]
 
 
 @pytest.mark.parametrize("tf32", (False, True))
@@ -212,15 +220,18 @@ def test_either_gradient_of_logits_can_be_asked_for_alone(device, needs_x, needs
     assert_same_bytes([grad for grad in one if grad is not None], both[:1] if needs_x else both[1:])
 
 
-@pytest.mark.parametrize("call, error, message", [
-    (lambda: ops._select_experts(torch.zeros(3, 4), None, 5), ValueError, "select_experts: k must be 1 to the 4 experts"),
-    (lambda: ops._select_experts(torch.zeros(3, 4), None, 2, score="relu"), ValueError, "score must be one of .* got 'relu'"),
-    (lambda: ops._select_experts(torch.zeros(3, 4), torch.zeros(3), 2), ValueError, "bias must be \\[4\\], got \\[3\\]"),
-    (lambda: ops._select_experts(torch.zeros(3, 4).bfloat16(), None, 2), TypeError, "logits must be torch.float32, got .*bf"),
-    (lambda: ops._select_experts(torch.zeros(3, 2000), None, 2), ValueError, "there must be 1 to 1024 experts, got 2000"),
-    (lambda: ops._split_bf16(torch.zeros(3, 4), [3]), ValueError, "split_bf16: terms must be 0 to 2, got 3"),
-    (lambda: ops._split_bf16(torch.zeros(3, 4).bfloat16(), [0]), TypeError, "split_bf16: x must be torch.float32"),
-])
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (lambda: ops._select_experts(torch.zeros(3, 4), None, 5), ValueError, "select_experts: k must be 1 to the 4 experts"),
+        (lambda: ops._select_experts(torch.zeros(3, 4), None, 2, score="relu"), ValueError, "score must be one of .* got 'relu'"),
+        (lambda: ops._select_experts(torch.zeros(3, 4), torch.zeros(3), 2), ValueError, "bias must be \\[4\\], got \\[3\\]"),
+        (lambda: ops._select_experts(torch.zeros(3, 4).bfloat16(), None, 2), TypeError, "logits must be torch.float32, got .*bf"),
+        (lambda: ops._select_experts(torch.zeros(3, 2000), None, 2), ValueError, "there must be 1 to 1024 experts, got 2000"),
+        (lambda: ops._split_bf16(torch.zeros(3, 4), [3]), ValueError, "split_bf16: terms must be 0 to 2, got 3"),
+        (lambda: ops._split_bf16(torch.zeros(3, 4).bfloat16(), [0]), TypeError, "split_bf16: x must be torch.float32"),
+    ],
+)
 def test_a_bad_call_says_the_op_the_rule_and_the_value(call, error, message):
     with pytest.raises(error, match=message):
         call()

@@ -10,9 +10,21 @@ from torch.nn import functional as F
 import moxie
 from grouped_reference import sqnr
 from moxie.torchao_compat import (
-    FP8GroupedMMConfig, FP8GroupedMMRecipe, FqnToConfig, KernelPreference, MXFP8GroupedMMConfig, MXFP8GroupedMMRecipe,
-    MXLinear, MXLinearConfig, MXLinearRecipeName, MXTensor, ScaleCalculationMode, _to_fp8_rowwise_then_scaled_grouped_mm,
-    _to_mxfp8_then_scaled_grouped_mm, generate_jagged_offs, quantize_,
+    FP8GroupedMMConfig,
+    FP8GroupedMMRecipe,
+    FqnToConfig,
+    KernelPreference,
+    MXFP8GroupedMMConfig,
+    MXFP8GroupedMMRecipe,
+    MXLinear,
+    MXLinearConfig,
+    MXLinearRecipeName,
+    MXTensor,
+    ScaleCalculationMode,
+    _to_fp8_rowwise_then_scaled_grouped_mm,
+    _to_mxfp8_then_scaled_grouped_mm,
+    generate_jagged_offs,
+    quantize_,
 )
 from moxie.converted import is_converted
 
@@ -106,15 +118,19 @@ def test_conversion_by_a_filter_on_names():
     assert quantize_(model, config=config, filter_fn=moe_module_filter_fn).converted == ["experts.w1", "experts.w2"]
 
 
-@pytest.mark.parametrize("recipe, hp, kernels", (
-    (MXFP8GroupedMMRecipe.MXFP8_RCEIL, False, KernelPreference.AUTO),
-    (MXFP8GroupedMMRecipe.MXFP8_RCEIL_WGRAD_WITH_HP, True, KernelPreference.AUTO),
-    (MXFP8GroupedMMRecipe.MXFP8_EMULATED_RCEIL, False, KernelPreference.EMULATED),
-))
+@pytest.mark.parametrize(
+    "recipe, hp, kernels",
+    (
+        (MXFP8GroupedMMRecipe.MXFP8_RCEIL, False, KernelPreference.AUTO),
+        (MXFP8GroupedMMRecipe.MXFP8_RCEIL_WGRAD_WITH_HP, True, KernelPreference.AUTO),
+        (MXFP8GroupedMMRecipe.MXFP8_EMULATED_RCEIL, False, KernelPreference.EMULATED),
+    ),
+)
 def test_recipes_set_the_fields_they_name(recipe, hp, kernels):
     config = MXFP8GroupedMMConfig.from_recipe(recipe)
-    assert config == MXFP8GroupedMMConfig(kernel_preference=kernels, wgrad_with_hp=hp,
-                                          scale_calculation_mode=ScaleCalculationMode.RCEIL)
+    assert config == MXFP8GroupedMMConfig(
+        kernel_preference=kernels, wgrad_with_hp=hp, scale_calculation_mode=ScaleCalculationMode.RCEIL
+    )
     assert FP8GroupedMMConfig.from_recipe(FP8GroupedMMRecipe.FP8_ROWWISE) == FP8GroupedMMConfig()
 
 
@@ -129,7 +145,9 @@ def test_groups_need_no_padding(device):
     A, B, _ = operands(device)
     offs = generate_jagged_offs(GROUPS, ROWS, multiple_of=1, device=device)
     plain = _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs)
-    assert torch.equal(plain, _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs, pad_token_groups_for_grouped_mm=True))
+    assert torch.equal(
+        plain, _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs, pad_token_groups_for_grouped_mm=True)
+    )
     assert sqnr(plain, torch._grouped_mm(A, B.transpose(-2, -1), offs=offs)) >= 27
 
 

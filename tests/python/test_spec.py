@@ -33,8 +33,7 @@ VECTORS = [
     ("one ulp above 3.5", ("floor",), (F32,), [], from_bits(0x40600001), 120, [], 0x7E),
     ("one ulp below 512", ("floor",), (F32,), [], from_bits(0x43FFFFFF), 127, [], 0x7E),
     ("one ulp below 512", ("rceil", "ceil", "even"), (F32,), [], from_bits(0x43FFFFFF), 128, [], 0x78),
-    ("ones beside the smallest subnormal", ("rceil", "floor"), BOTH, ["smallest", "-smallest"], 1.0, 119, [0x00, 0x80],
-     0x78),
+    ("ones beside the smallest subnormal", ("rceil", "floor"), BOTH, ["smallest", "-smallest"], 1.0, 119, [0x00, 0x80], 0x78),
     ("ones beside the largest", ("rceil",), BOTH, ["largest"], 1.0, 247, [0x78], 0x00),
     ("ones beside the largest", ("floor",), BOTH, ["largest"], 1.0, 246, [0x7E], 0x00),
     ("the largest", ("rceil",), BOTH, ["-largest"], "largest", 247, [0xF8], 0x78),
@@ -60,14 +59,15 @@ VECTORS = [
 ]
 CASES = [
     pytest.param(rule, dtype, *vector[3:], id=f"{vector[0]}-{rule}-{dtype}".replace(" ", "_"))
-    for vector in VECTORS for rule in vector[1] for dtype in vector[2]
+    for vector in VECTORS
+    for rule in vector[1]
+    for dtype in vector[2]
 ]
 
 
 @pytest.mark.parametrize("rule, dtype, first, fill, code, first_bytes, fill_byte", CASES)
 def test_a_block_has_the_bytes_of_the_spec(rule, dtype, first, fill, code, first_bytes, fill_byte, device):
-    names = {"largest": LARGEST[dtype], "-largest": -LARGEST[dtype], "smallest": SMALLEST[dtype],
-             "-smallest": -SMALLEST[dtype]}
+    names = {"largest": LARGEST[dtype], "-largest": -LARGEST[dtype], "smallest": SMALLEST[dtype], "-smallest": -SMALLEST[dtype]}
     values = [names.get(value, value) for value in [*first, *[fill] * (32 - len(first))]]
     expected = torch.tensor([*first_bytes, *[fill_byte] * (32 - len(first))], dtype=torch.uint8)
     block = torch.tensor(values, dtype=dtype, device=device)
@@ -112,8 +112,7 @@ def test_every_scale_code_and_element_dequantizes_to_its_value(device):
             actual = moxie.dequantize_rowwise(qdata.view(torch.float8_e4m3fn).to(device), scale, dtype=dtype)
             # double -> f32 is exact here but for overflow; bf16 is then rounded from f32
             torch.testing.assert_close(actual.cpu(), expected.float().to(dtype), rtol=0, atol=0, equal_nan=True)
-            torch.testing.assert_close(actual.cpu().sign(), expected.float().to(dtype).sign(), rtol=0, atol=0,
-                                       equal_nan=True)
+            torch.testing.assert_close(actual.cpu().sign(), expected.float().to(dtype).sign(), rtol=0, atol=0, equal_nan=True)
 
 
 def test_requantize_is_dequantize_to_f32_then_quantize(device):
@@ -135,26 +134,37 @@ def test_swizzled_scales_are_read_as_plain_ones_are(sizes, device):
     x.view(-1)[5], x.view(-1)[7000] = math.nan, math.inf
     offs = sizes_to_offs(sizes, device) if sizes else None
     for block in ("1x32", "1x128") if sizes else ("1x32", "1x128", "32x32", "128x128"):
-        plain, swizzled = (moxie.quantize_rowwise(x, offs=offs, block=block, scale_layout=layout)
-                           for layout in ("plain", "swizzled"))
+        plain, swizzled = (
+            moxie.quantize_rowwise(x, offs=offs, block=block, scale_layout=layout) for layout in ("plain", "swizzled")
+        )
         assert plain[1].shape != swizzled[1].shape
         for dtype in (F32, BF16):
             kwargs = {"offs": offs, "block": block, "dtype": dtype}
-            assert_same_bytes([moxie.dequantize_rowwise(*swizzled, scale_layout="swizzled", **kwargs)],
-                              [moxie.dequantize_rowwise(*plain, **kwargs)], block)
+            assert_same_bytes(
+                [moxie.dequantize_rowwise(*swizzled, scale_layout="swizzled", **kwargs)],
+                [moxie.dequantize_rowwise(*plain, **kwargs)],
+                block,
+            )
         for colwise_block in COLWISE_BLOCKS:
             for layout in ("plain", "swizzled"):
                 kwargs = {"offs": offs, "block": block, "colwise_block": colwise_block, "scale_layout": layout}
-                assert_same_bytes(moxie.requantize(*swizzled, from_layout="swizzled", **kwargs),
-                                  moxie.requantize(*plain, **kwargs), f"{block} {colwise_block} {layout}")
+                assert_same_bytes(
+                    moxie.requantize(*swizzled, from_layout="swizzled", **kwargs),
+                    moxie.requantize(*plain, **kwargs),
+                    f"{block} {colwise_block} {layout}",
+                )
     for block in COLWISE_BLOCKS:
-        plain, swizzled = (moxie.quantize_colwise(x, offs=offs, block=block, scale_layout=layout)
-                           for layout in ("plain", "swizzled"))
+        plain, swizzled = (
+            moxie.quantize_colwise(x, offs=offs, block=block, scale_layout=layout) for layout in ("plain", "swizzled")
+        )
         assert plain[1].shape != swizzled[1].shape
         for dtype in (F32, BF16):
             kwargs = {"offs": offs, "block": block, "dtype": dtype}
-            assert_same_bytes([moxie.dequantize_colwise(*swizzled, x.shape[-2], scale_layout="swizzled", **kwargs)],
-                              [moxie.dequantize_colwise(*plain, x.shape[-2], **kwargs)], block)
+            assert_same_bytes(
+                [moxie.dequantize_colwise(*swizzled, x.shape[-2], scale_layout="swizzled", **kwargs)],
+                [moxie.dequantize_colwise(*plain, x.shape[-2], **kwargs)],
+                block,
+            )
 
 
 @pytest.mark.parametrize("shape", ((128, 128), (256, 384)), ids=str)

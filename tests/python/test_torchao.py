@@ -11,8 +11,7 @@ import pytest
 import torch
 
 import moxie
-from support import (BLOCKS, RULES, as_bytes, assert_same_bytes, block_shape, e8m0, ragged_offs, random_values,
-                     sizes_to_offs)
+from support import BLOCKS, RULES, as_bytes, assert_same_bytes, block_shape, e8m0, ragged_offs, random_values, sizes_to_offs
 
 pytest.importorskip("torchao", reason="torchao, the oracle, is not installed")
 
@@ -92,12 +91,14 @@ def test_quantize_gives_the_bytes_of_to_mx(seed, rule, device):
     on_device = None if offs is None else offs.to(device)
 
     if not block.startswith("1x"):
-        check(moxie.quantize_colwise(x.to(device), offs=on_device, block=block, rule=rule),
-              expected_colwise(x, offs, block, rule))
+        check(
+            moxie.quantize_colwise(x.to(device), offs=on_device, block=block, rule=rule), expected_colwise(x, offs, block, rule)
+        )
     tall = not block.startswith("1x")
     if not block.endswith("x1") and not (tall and offs is not None):
-        check(moxie.quantize_rowwise(x.to(device), offs=on_device, block=block, rule=rule),
-              expected_rowwise(x, offs, block, rule))
+        check(
+            moxie.quantize_rowwise(x.to(device), offs=on_device, block=block, rule=rule), expected_rowwise(x, offs, block, rule)
+        )
     both = moxie.quantize_both(x.to(device), offs=on_device, rule=rule)
     check(both[:2], expected_rowwise(x, offs, "1x32", rule))
     check(both[2:], expected_colwise(x, offs, "32x1", rule))
@@ -109,8 +110,7 @@ def test_weights_are_quantized_matrix_by_matrix(seed, device):
     n, k, _ = random_shape(rng)
     block, rule = rng.choice(("32x32", "128x32", "128x128")), rng.choice(RULES)
     w = random_values(rng.randint(1, 4), n, k, dtype=rng.choice(DTYPES), seed=seed)
-    qdata, scale, qdata_t, scale_t = moxie.quantize_both(
-        w.to(device), rowwise_block=block, colwise_block=block, rule=rule)
+    qdata, scale, qdata_t, scale_t = moxie.quantize_both(w.to(device), rowwise_block=block, colwise_block=block, rule=rule)
     for g, matrix in enumerate(w):
         q, s = oracle(matrix, block, rule)
         check((qdata[g], scale[g]), (q, s))
@@ -120,6 +120,7 @@ def test_weights_are_quantized_matrix_by_matrix(seed, device):
 @pytest.mark.parametrize("seed", range(20))
 def test_dequantize_gives_the_values_of_to_dtype(seed, device):
     from torchao.prototype.mx_formats.mx_tensor import to_dtype
+
     rng = random.Random(seed)
     rows, cols = rng.randint(1, 200), 32 * rng.randint(1, 8)
     x = random_values(rows, cols, seed=seed)
@@ -261,5 +262,4 @@ def test_per_row_and_per_col_scales_are_those_of_the_fp8_rowwise_recipe(seed, de
         qdata, scale_t[g] = fp8_rowwise(x[begin : begin + size].T)
         qdata_t[:, at : at + size] = qdata.view(torch.uint8)
         begin, at = begin + size, at + round_up(size, 16)
-    check_pair(moxie.quantize_per_col(x.to(device), offs=offs.to(device)),
-               (qdata_t.view(torch.float8_e4m3fn), scale_t))
+    check_pair(moxie.quantize_per_col(x.to(device), offs=offs.to(device)), (qdata_t.view(torch.float8_e4m3fn), scale_t))

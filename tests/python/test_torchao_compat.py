@@ -34,8 +34,17 @@ def assert_same(results, expected) -> None:
 def test_mxfp8_function(mode, hp):
     problem = gaussian([37, 0, 64], 64, 96)
     recipe = moxie.Recipe(rule=mode.value, wgrad_with_hp=hp)
-    results = multiply(compat._to_mxfp8_then_scaled_grouped_mm, problem, problem.offs, None, torch.bfloat16,
-                       compat.KernelPreference.EMULATED, hp, mode, True)
+    results = multiply(
+        compat._to_mxfp8_then_scaled_grouped_mm,
+        problem,
+        problem.offs,
+        None,
+        torch.bfloat16,
+        compat.KernelPreference.EMULATED,
+        hp,
+        mode,
+        True,
+    )
     assert_same(results, run(problem, recipe))
 
 
@@ -82,9 +91,11 @@ def test_the_functions_compile_without_breaks():
     problem, config = gaussian([37, 0, 64], 64, 96), compat.MXFP8TrainingOpConfig(wgrad_with_hp=True)
 
     def product(x, w_t):
-        return (compat._to_mxfp8_then_scaled_grouped_mm(x, w_t, problem.offs, wgrad_with_hp=True)
-                + compat._to_fp8_rowwise_then_scaled_grouped_mm(x, w_t, problem.offs)
-                + compat._quantize_then_scaled_grouped_mm(x, w_t, config, problem.offs))
+        return (
+            compat._to_mxfp8_then_scaled_grouped_mm(x, w_t, problem.offs, wgrad_with_hp=True)
+            + compat._to_fp8_rowwise_then_scaled_grouped_mm(x, w_t, problem.offs)
+            + compat._quantize_then_scaled_grouped_mm(x, w_t, config, problem.offs)
+        )
 
     compiled = torch.compile(product, fullgraph=True, backend="aot_eager")
     assert_same(multiply(compiled, problem), multiply(product, problem))
@@ -110,10 +121,15 @@ needs_torchao = pytest.mark.skipif(torchao is None, reason="torchao is not insta
 
 
 @needs_torchao
-@pytest.mark.parametrize("module, name", (
-    ("mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm"), ("fp8_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm"),
-    ("utils", "_quantize_then_scaled_grouped_mm"), ("utils", "generate_jagged_offs"),
-))
+@pytest.mark.parametrize(
+    "module, name",
+    (
+        ("mxfp8_grouped_mm", "_to_mxfp8_then_scaled_grouped_mm"),
+        ("fp8_grouped_mm", "_to_fp8_rowwise_then_scaled_grouped_mm"),
+        ("utils", "_quantize_then_scaled_grouped_mm"),
+        ("utils", "generate_jagged_offs"),
+    ),
+)
 def test_arguments_have_the_same_names_order_and_defaults(module, name):
     theirs = getattr(pytest.importorskip(f"torchao.prototype.moe_training.{module}"), name)
     plain = lambda value: getattr(value, "value", value)  # noqa: E731
@@ -131,9 +147,12 @@ def test_results_are_60_db_from_torchao(recipe):
     theirs = pytest.importorskip("torchao.prototype.moe_training.mxfp8_grouped_mm")._to_mxfp8_then_scaled_grouped_mm
     preference = pytest.importorskip("torchao.quantization.quantize_.common.kernel_preference").KernelPreference.EMULATED
     problem, hp = gaussian(SIZES, 64, 96), recipe.endswith("hp")
-    for ours, expected in zip(multiply(compat._to_mxfp8_then_scaled_grouped_mm, problem, problem.offs, wgrad_with_hp=hp,
-                                       kernel_preference=preference),  # their own enum
-                              multiply(theirs, problem, problem.offs, wgrad_with_hp=hp, kernel_preference=preference)):
+    for ours, expected in zip(
+        multiply(
+            compat._to_mxfp8_then_scaled_grouped_mm, problem, problem.offs, wgrad_with_hp=hp, kernel_preference=preference
+        ),  # their own enum
+        multiply(theirs, problem, problem.offs, wgrad_with_hp=hp, kernel_preference=preference),
+    ):
         assert sqnr(ours, expected) > 60
 
 
@@ -149,8 +168,17 @@ def test_the_quantize_of_torchao_takes_our_configs():
     moxie.quantize_(expected, moxie.FqnToConfig(keys))
     assert torch.equal(loss_of(model, batch()), loss_of(expected, batch()))
     by_name = make()
-    quantize_(by_name, FqnToConfig({"re:layers.0.moe.experts.w[123]": grouped, "layers.0.moe.shared_expert.up": linear,
-                                    "re:.*shared_expert.down": linear}), filter_fn=None)
+    quantize_(
+        by_name,
+        FqnToConfig(
+            {
+                "re:layers.0.moe.experts.w[123]": grouped,
+                "layers.0.moe.shared_expert.up": linear,
+                "re:.*shared_expert.down": linear,
+            }
+        ),
+        filter_fn=None,
+    )
     assert is_converted(by_name.layers[0].moe.experts.w1) and not is_converted(by_name.layers[0].moe.experts.bias)
     assert torch.equal(loss_of(by_name, batch()), loss_of(expected, batch()))
 

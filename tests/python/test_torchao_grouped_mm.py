@@ -25,8 +25,14 @@ SHAPES = 60
 def oracle(problem: Problem, rule: str, wgrad_with_hp: bool = False) -> Results:
     x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
     y = _to_mxfp8_then_scaled_grouped_mm(
-        x, w.transpose(-2, -1), offs=problem.offs, out_dtype=torch.bfloat16, kernel_preference=KernelPreference.EMULATED,
-        wgrad_with_hp=wgrad_with_hp, scale_calculation_mode=ScaleCalculationMode(rule))
+        x,
+        w.transpose(-2, -1),
+        offs=problem.offs,
+        out_dtype=torch.bfloat16,
+        kernel_preference=KernelPreference.EMULATED,
+        wgrad_with_hp=wgrad_with_hp,
+        scale_calculation_mode=ScaleCalculationMode(rule),
+    )
     y.backward(problem.dy)
     return Results(y.detach(), x.grad, w.grad)
 

@@ -58,9 +58,9 @@ def test_expert_load_and_quantization_error_are_in_the_metrics(finished):
     assert all(sum(line["counts"]) == 4 * 16 * 2 for line in loads)  # windows x tokens x top_k
     losses = metrics(out, "quantization")
     assert {line["name"] for line in losses} == {
-        f"layers.{i}.{part}" for i in (0, 1) for part in ("attention.wq", "attention.wo", "moe.experts")}
-    assert {line["tensor"] for line in losses if line["name"] == "layers.0.moe.experts"} == {
-        "x", "w13", "h", "w2", "dh", "dy"}
+        f"layers.{i}.{part}" for i in (0, 1) for part in ("attention.wq", "attention.wo", "moe.experts")
+    }
+    assert {line["tensor"] for line in losses if line["name"] == "layers.0.moe.experts"} == {"x", "w13", "h", "w2", "dh", "dy"}
     assert all(15 < line["sqnr_db"] < 60 for line in losses)
 
 
@@ -90,13 +90,18 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
     expected = weights_of(tmp_path)
     (tmp_path / "weights.safetensors").unlink()
 
-    out, rng, kills, start = tmp_path / "killed", random.Random(1), 0, command("train", **micro(
-        tmp_path / "killed", save_weights=tmp_path / "weights.safetensors", **flags))
+    out, rng, kills, start = (
+        tmp_path / "killed",
+        random.Random(1),
+        0,
+        command("train", **micro(tmp_path / "killed", save_weights=tmp_path / "weights.safetensors", **flags)),
+    )
     resume = command("train", "--resume", out=out)
     last_checkpoint = 0
     while kills < 20:
         child = subprocess.Popen(
-            resume if (out / "config.json").exists() else start, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+            resume if (out / "config.json").exists() else start, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+        )
         # From before the first step to well into the run; later kills fall on a run that is further along.
         time.sleep(rng.uniform(0.05, 1.2))
         child.send_signal(signal.SIGKILL)
@@ -121,7 +126,8 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
 def test_an_interrupted_run_writes_a_checkpoint_and_goes_on_where_it_was(tmp_path, number):
     flags = dict(steps=400, save_every=0)
     child = subprocess.Popen(
-        command("train", **micro(tmp_path / "run", **flags)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        command("train", **micro(tmp_path / "run", **flags)), stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     while not (tmp_path / "run" / "metrics.jsonl").exists() or not metrics(tmp_path / "run", "step"):
         time.sleep(0.02)
     child.send_signal(number)
@@ -152,8 +158,14 @@ def test_weights_go_out_and_come_in_unchanged(tmp_path):
     train(tmp_path / "b", balance="none", init=first, lr=0, steps=1, save_weights=second, seed=9)
     assert first.read_bytes() == second.read_bytes()
     # A checkpoint is taken too, and a file somebody else wrote.
-    train(tmp_path / "c", balance="none", init=tmp_path / "a/checkpoints/step-00000006.safetensors", lr=0, steps=1,
-          save_weights=second)
+    train(
+        tmp_path / "c",
+        balance="none",
+        init=tmp_path / "a/checkpoints/step-00000006.safetensors",
+        lr=0,
+        steps=1,
+        save_weights=second,
+    )
     assert first.read_bytes() == second.read_bytes()
     write_tensors(tmp_path / "plain.safetensors", read_tensors(first))
     train(tmp_path / "d", balance="none", init=tmp_path / "plain.safetensors", lr=0, steps=1, save_weights=second)
@@ -166,12 +178,15 @@ def test_weights_are_named_as_the_model_names_them(finished):
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
 
 
-@pytest.mark.parametrize("change, message", [
-    (lambda tensors: tensors.pop("head"), "has no tensor 'head'"),
-    (lambda tensors: tensors.update(head=torch.zeros(256, 31)), "tensor 'head' must be [256, 32], got [256, 31]"),
-    (lambda tensors: tensors.update(extra=torch.zeros(1)), "the model has no tensor 'extra'"),
-    (lambda tensors: tensors.update(head=torch.zeros(256, 32, dtype=torch.int64)), "must have a float dtype, got I64"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda tensors: tensors.pop("head"), "has no tensor 'head'"),
+        (lambda tensors: tensors.update(head=torch.zeros(256, 31)), "tensor 'head' must be [256, 32], got [256, 31]"),
+        (lambda tensors: tensors.update(extra=torch.zeros(1)), "the model has no tensor 'extra'"),
+        (lambda tensors: tensors.update(head=torch.zeros(256, 32, dtype=torch.int64)), "must have a float dtype, got I64"),
+    ],
+)
 def test_weights_that_do_not_fit_are_refused(finished, tmp_path, change, message):
     tensors = read_tensors(finished / "weights.safetensors")
     change(tensors)
@@ -183,10 +198,13 @@ def test_weights_that_do_not_fit_are_refused(finished, tmp_path, change, message
 # ---- a loss that is not finite ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("value, message", [
-    (float("nan"), "the weight layers.1.moe.experts.w13 is not finite, first in expert 2"),
-    (1e38, "the output of layers.1.moe is not finite, first in expert 2"),
-])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (float("nan"), "the weight layers.1.moe.experts.w13 is not finite, first in expert 2"),
+        (1e38, "the output of layers.1.moe is not finite, first in expert 2"),
+    ],
+)
 def test_the_watch_names_the_layer_and_the_expert(finished, tmp_path, value, message):
     tensors = read_tensors(finished / "weights.safetensors")
     tensors["layers.1.moe.experts.w13"][2, :, :] = value
@@ -220,14 +238,17 @@ def test_a_last_step_that_breaks_the_model_is_noticed(tmp_path):
 # ---- recipes by part --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("recipe, quantized", [
-    (["mxfp8_rceil"], {"attention.wq", "attention.wo", "moe.experts"}),
-    (["experts=mxfp8_rceil"], {"moe.experts"}),
-    (["linears=mxfp8_rceil"], {"attention.wq", "attention.wo"}),
-    (["mxfp8_rceil", "linears=bf16"], {"moe.experts"}),
-    (["re:.*wq=mxfp8_rceil:rule=floor"], {"attention.wq"}),
-    (["bf16"], set()),
-])
+@pytest.mark.parametrize(
+    "recipe, quantized",
+    [
+        (["mxfp8_rceil"], {"attention.wq", "attention.wo", "moe.experts"}),
+        (["experts=mxfp8_rceil"], {"moe.experts"}),
+        (["linears=mxfp8_rceil"], {"attention.wq", "attention.wo"}),
+        (["mxfp8_rceil", "linears=bf16"], {"moe.experts"}),
+        (["re:.*wq=mxfp8_rceil:rule=floor"], {"attention.wq"}),
+        (["bf16"], set()),
+    ],
+)
 def test_recipes_go_to_the_parts_they_name(tmp_path, recipe, quantized):
     train(tmp_path, recipe=recipe, stats_every=1, steps=1)
     names = {line["name"].split(".", 2)[2] for line in metrics(tmp_path, "quantization")}

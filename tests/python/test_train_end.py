@@ -33,7 +33,11 @@ def test_the_last_evaluation_reads_more_than_those_on_the_way(tmp_path):
     done = train(tmp_path, eval_every=2, eval_windows=8, final_eval_windows=40)
     evaluations = metrics(tmp_path, "eval")
     assert [(line["step"], line["windows"], line.get("final", False)) for line in evaluations] == [
-        (2, 8, False), (4, 8, False), (6, 8, False), (6, 40, True)]
+        (2, 8, False),
+        (4, 8, False),
+        (6, 8, False),
+        (6, 40, True),
+    ]
     assert result(tmp_path)["eval_loss"] == evaluations[-1]["loss"] != evaluations[-2]["loss"]
     assert result(tmp_path)["eval_windows"] == 40
     assert "held-out window 0/40" in done.stderr
@@ -97,7 +101,7 @@ def test_resume_of_a_finished_run_still_writes_its_weights(finished, copy, tmp_p
 
 def test_a_finished_run_goes_on_with_more_steps_and_has_one_last_evaluation(copy):
     assert run("train", "--resume", out=copy, steps=8).returncode == 0
-    last, = [line for line in metrics(copy, "eval") if line.get("final")]
+    (last,) = [line for line in metrics(copy, "eval") if line.get("final")]
     assert last["step"] == 8 == result(copy)["steps"] and last["loss"] == result(copy)["eval_loss"]
 
 

@@ -12,40 +12,46 @@ from program import checkpoints, command, forge, metrics, micro, run, train
 from program import finished  # noqa: F401 (a fixture)
 
 
-@pytest.mark.parametrize("flags, message", [
-    (dict(dim="many"), "--dim must be an integer, got 'many'"),
-    (dict(dim=0), "--dim must be 1 to 65536, got 0"),
-    (dict(heads=3, kv_heads=2), "--heads must be a multiple of --kv-heads, got 3 and 2"),
-    (dict(head_dim=3), "--head-dim must be even"),
-    (dict(top_k=5), "--top-k must be at most --experts, got 5 and 4"),
-    (dict(lr="nan"), "--lr must be 0 to 1000, got nan"),
-    (dict(recipe="mxfp9"), "mxfp9"),
-    (dict(recipe="expert=mxfp8_rceil"), "expert"),
-    (dict(recipe="experts="), "--recipe must be NAME or PART=NAME"),
-    (dict(preset="tny"), "did you mean 'tiny'?"),
-    (dict(score="relu"), "--score must be one of softmax, sigmoid, got 'relu'"),
-    (dict(data=["no/such/folder"]), "--data: there is no 'no/such/folder'"),
-    (dict(data=["/dev/null"]), "/dev/null"),
-    (dict(final_eval_windows=0), "--final-eval-windows must be 1 to 1e+09, got 0"),
-    (dict(save_weights="no/such/folder/w"), "cannot write 'no/such/folder/w': No such file or directory"),
-    (dict(save_weights="/tmp"), "cannot write '/tmp': Is a directory"),
-    (dict(config="no/such/file"), "cannot open 'no/such/file': No such file or directory"),
-    (dict(init="no/such/file"), "cannot open 'no/such/file'"),
-])
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (dict(dim="many"), "--dim must be an integer, got 'many'"),
+        (dict(dim=0), "--dim must be 1 to 65536, got 0"),
+        (dict(heads=3, kv_heads=2), "--heads must be a multiple of --kv-heads, got 3 and 2"),
+        (dict(head_dim=3), "--head-dim must be even"),
+        (dict(top_k=5), "--top-k must be at most --experts, got 5 and 4"),
+        (dict(lr="nan"), "--lr must be 0 to 1000, got nan"),
+        (dict(recipe="mxfp9"), "mxfp9"),
+        (dict(recipe="expert=mxfp8_rceil"), "expert"),
+        (dict(recipe="experts="), "--recipe must be NAME or PART=NAME"),
+        (dict(preset="tny"), "did you mean 'tiny'?"),
+        (dict(score="relu"), "--score must be one of softmax, sigmoid, got 'relu'"),
+        (dict(data=["no/such/folder"]), "--data: there is no 'no/such/folder'"),
+        (dict(data=["/dev/null"]), "/dev/null"),
+        (dict(final_eval_windows=0), "--final-eval-windows must be 1 to 1e+09, got 0"),
+        (dict(save_weights="no/such/folder/w"), "cannot write 'no/such/folder/w': No such file or directory"),
+        (dict(save_weights="/tmp"), "cannot write '/tmp': Is a directory"),
+        (dict(config="no/such/file"), "cannot open 'no/such/file': No such file or directory"),
+        (dict(init="no/such/file"), "cannot open 'no/such/file'"),
+    ],
+)
 def test_bad_input_says_what_is_wrong_and_leaves_no_run_behind(tmp_path, flags, message):
     done = run("train", **micro(tmp_path / "run", **flags))
     assert done.returncode in (1, 2) and message in done.stderr and "Traceback" not in done.stderr
     assert not (tmp_path / "run" / "config.json").exists()
 
 
-@pytest.mark.parametrize("text, message", [
-    ('{"dim": 32', "is no JSON"),
-    ('{"dmi": 32}', "there is no field \"dmi\"; did you mean 'dim'?"),
-    ('{"dim": "32"}', '"dim" must be an integer, got "32"'),
-    ('{"recipe": "bf16"}', '"recipe" must be a list of texts'),
-    ('{"preset": "huge"}', "--preset must be one of tiny"),
-    ("[1]", "must be an object of fields"),
-])
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ('{"dim": 32', "is no JSON"),
+        ('{"dmi": 32}', "there is no field \"dmi\"; did you mean 'dim'?"),
+        ('{"dim": "32"}', '"dim" must be an integer, got "32"'),
+        ('{"recipe": "bf16"}', '"recipe" must be a list of texts'),
+        ('{"preset": "huge"}', "--preset must be one of tiny"),
+        ("[1]", "must be an object of fields"),
+    ],
+)
 def test_bad_config_files_are_refused(tmp_path, text, message):
     (tmp_path / "config.json").write_text(text)
     done = run("train", config=tmp_path / "config.json", out=tmp_path / "run")
@@ -99,12 +105,15 @@ def test_a_result_that_cannot_be_printed_is_an_error(finished):
     assert done.returncode == 1 and b"cannot write to stdout" in done.stderr
 
 
-@pytest.mark.parametrize("change, message", [
-    (dict(window=-1), "its step or window is none"),
-    (dict(window=2**63 - 5), "its step or window is none"),
-    (dict(step=1.5), "its step or window is none"),
-    (dict(step=-3), "its step or window is none"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (dict(window=-1), "its step or window is none"),
+        (dict(window=2**63 - 5), "its step or window is none"),
+        (dict(step=1.5), "its step or window is none"),
+        (dict(step=-3), "its step or window is none"),
+    ],
+)
 def test_a_checkpoint_forged_with_a_right_checksum_is_refused(tmp_path, change, message):
     train(tmp_path, steps=2)
     path = tmp_path / "checkpoints/step-00000002.safetensors"
@@ -160,7 +169,8 @@ def test_data_that_is_cut_short_under_a_run_ends_it_with_a_message_and_loses_not
     words = "to be or not to be, that is the question. " * 3000
     text.write_text(words)
     child = subprocess.Popen(
-        command("train", **micro(tmp_path / "run", data=[text], steps=100000)), stderr=subprocess.PIPE, text=True)
+        command("train", **micro(tmp_path / "run", data=[text], steps=100000)), stderr=subprocess.PIPE, text=True
+    )
     while not (tmp_path / "run/checkpoints").exists() or not checkpoints(tmp_path / "run"):
         time.sleep(0.02)
     os.truncate(text, 0)
