@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Does MXFP8 learn as well as bf16, and a GPU as a CPU does? Trains the tiny preset and writes the answer down.
 
-    bench/convergence.py [--program build/cuda/bin/moxie] [--runs runs/convergence] [--jobs 3] [--collect] [--out file.json]
+    bench/convergence.py [--program build/cuda/bin/moxie] [--runs runs/convergence] [--jobs 3] [--collect] [--out FILE]
 
-`moxie compare` of bf16 with RECIPES and a broken one, 5 seeds: the upper end of the interval of the former is at most 1 %, that of
-the latter above. Where there is a GPU, 200 steps on it and on the CPU as well, for three seeds. What is finished is kept, so the
-command can be repeated; --collect only reads.
+Runs `moxie compare` of bf16 with RECIPES and with a broken recipe, 5 seeds each. The upper end of the interval must be at most
+1 % for RECIPES, and above 1 % for the broken one. Where there is a GPU, it also trains 200 steps on the GPU and on the CPU, with
+three seeds. Finished runs are kept, so the command can be repeated; --collect only reads them.
 """
 
 import argparse

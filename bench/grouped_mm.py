@@ -17,9 +17,9 @@ import statistics
 import sys
 from collections.abc import Callable
 
-import harness  # before torch
 import torch
 
+import harness  # before torch
 import moxie
 
 BASELINE = "torch bf16"
@@ -115,7 +115,7 @@ def torchao_forward(offs: torch.Tensor) -> Callable | None:
 def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ...]], recipes: list[str]) -> list[Bench]:
     device = buffers[0][0].device.type
     offs = offs_of(sizes, device)
-    bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)  # noqa: E731
+    bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)
     benches = [Bench(BASELINE, kind, bf16_of(offs))]
     if device == "cuda":  # torch may be faster with groups that are whole tiles; the faster of the two is the baseline
         benches.append(Bench(BASELINE, f"multiples of {TILE_ROWS}", bf16_of(offs_of(aligned_sizes(sizes, TILE_ROWS), device))))
@@ -142,7 +142,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
 def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, ...]]:
     """x, w, dy; random values, never zeros."""
     rows, n, k, groups = shape
-    random_of = lambda *sizes: torch.randn(*sizes, device=device).to(torch.bfloat16)  # noqa: E731
+    random_of = lambda *sizes: torch.randn(*sizes, device=device).to(torch.bfloat16)
     return [
         (random_of(rows, k).requires_grad_(), (random_of(groups, n, k) * k**-0.5).requires_grad_(), random_of(rows, n))
         for _ in range(NUM_BUFFERS)
@@ -178,13 +178,13 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
             t, offs=offs, rowwise_block=blocks.activations, colwise_block=colwise, rule=blocks.rule, scale_layout=layout
         )
 
-    of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)  # noqa: E731
-    of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)  # noqa: E731
-    of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)  # noqa: E731
+    of_x = lambda i: quantize(x[i % NUM_BUFFERS], blocks.wgrad_x)
+    of_dy = lambda i: quantize(dy[i % NUM_BUFFERS], blocks.wgrad_dy)
+    of_w = lambda i: moxie.quantize_weights(w[i % NUM_BUFFERS], recipe=recipe)
     layout = layout_made(recipe, w[0])
     how = {"recipe": recipe, "scale_layout": layout}
     xq, wq, dyq = ([of(i) for i in range(NUM_BUFFERS)] for of in (of_x, of_w, of_dy))
-    at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form : 2 * form + 2]  # noqa: E731
+    at = lambda forms, i, form: forms[i % NUM_BUFFERS][2 * form : 2 * form + 2]
     flops, a, b = 2.0 * sum(sizes) * n * k, rows * (k + 2 * n), groups * n * k
     return [
         Pass(recipe, "quantize x", 0, 4.0 * rows * k, of_x),
@@ -246,7 +246,7 @@ def sustain_all(benches: list[Bench], passes: list[Pass], buffers: list[tuple[to
     for bench in benches:
         total = min(sum(seconds) for seconds in bench.seconds)
         forward, backward = calls_of(bench, buffers)
-        call = lambda i: (forward(i), backward(i))  # noqa: E731
+        call = lambda i: (forward(i), backward(i))
         bench.sustained = harness.sustain(call, total, device, quick)
     for one in passes:
         if one.flops:
@@ -323,7 +323,7 @@ def table(report: dict) -> str:
 def pass_table(report: dict) -> str:
     lines = [("recipe", "M x N x K x G", "pass", "ms", "burst", "of dense", "sustained", "of dense", "")]
     for row in report["passes"]:
-        number = lambda name, form: format(row[name], form) if name in row else ""  # noqa: E731
+        number = lambda name, form: format(row[name], form) if name in row else ""
         lines.append(
             (
                 row["name"],

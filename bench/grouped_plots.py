@@ -5,13 +5,14 @@ import pathlib
 import matplotlib
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 
 def copy_bandwidth(device: str) -> float:
     """Bytes read and written per second by a copy of 1 GiB (256 MiB on a CPU)."""
-    import harness  # before torch; pictures of what was measured before need neither
     import torch
+
+    import harness  # before torch; pictures of what was measured before need neither
 
     a = torch.randn((1 << 28 if device == "cuda" else 1 << 26), device=device)
     b = torch.empty_like(a)
@@ -56,7 +57,7 @@ def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[lis
 def legend_of(figure, keys: tuple[list[str], list[int]], sustained: bool) -> None:
     """Below the panels."""
     names, groups_of = keys
-    line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)  # noqa: E731
+    line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)
     handles = [line(name, color=f"C{i % 10}") for i, name in enumerate(names)]
     handles += [
         line(f"{groups} groups" if groups > 1 else "1 group", color="gray", linestyle="none", marker=MARKERS[i % len(MARKERS)])

@@ -161,7 +161,7 @@ def sustain(call: Callable[[int], object], seconds: float, device: str, quick: b
 
 def spread(seconds: list[float]) -> dict[str, float]:
     ordered = sorted(seconds)
-    at = lambda share: ordered[round(share * (len(ordered) - 1))]  # noqa: E731
+    at = lambda share: ordered[round(share * (len(ordered) - 1))]
     return {"median": statistics.median(ordered), "p10": at(0.1), "p90": at(0.9)}
 
 

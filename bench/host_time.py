@@ -1,18 +1,18 @@
 #!/usr/bin/env python3
 """Measures what a small MoE layer costs the host: forward + backward, eager, steps one after the other with one wait at the end.
 
-    bench/host_time.py [--shape 512x256x512x8x2] [--recipe mxfp8_rceil_128] [--device cuda|cpu] [--steps 400] [--out file.json]
+    bench/host_time.py [--shape 512x256x512x8x2] [--recipe mxfp8_rceil_128] [--device cuda|cpu] [--steps 400] [--out FILE]
 
-A shape is tokens x dim x hidden_dim x experts x top_k. At such sizes a GPU waits for the host, so the time of a step is the host's.
+A shape is tokens x dim x hidden_dim x experts x top_k. At these sizes a GPU waits for the host, so a step's time is the host's.
 To compare two builds, run this in turn with MOXIE_LIBRARY and PYTHONPATH of each: one process differs from the next by 10 %.
 """
 
 import argparse
 import time
 
-import harness  # before torch
 import torch
 
+import harness  # before torch
 import moxie.nn
 
 

@@ -15,9 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable
 
-import harness  # before torch
 import torch
 
+import harness  # before torch
 import moe_kernels
 from moe_lines import CACHED, COMPILED, RIVALS, SONIC, STOCK, Line, Shape, lines_of, random_weights, stock_forward
 
@@ -109,7 +109,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
     )
     kernels = []
     for one in results:
-        step = lambda i, calls=steps[one.line.name]: [call(i) for call in calls]  # noqa: E731
+        step = lambda i, calls=steps[one.line.name]: [call(i) for call in calls]
         if not options.growth:
             one.sustained = harness.sustain(step, min(map(sum, one.seconds)), options.device, options.quick, SUSTAINED_WARM_UP)
         if options.kernels:
@@ -186,7 +186,7 @@ def table(report: dict, rows: list[dict]) -> str:
     )
     lines = [head]
     for row in rows:
-        number = lambda name, form, scale=1: format(scale * row[name], form) if name in row else ""  # noqa: E731, B023
+        number = lambda name, form, scale=1: format(scale * row[name], form) if name in row else ""  # noqa: B023
         times = [f"{row[part]['median'] * 1e3:.3f}" for part in ("forward_seconds", "backward_seconds", "seconds")]
         lines.append(
             (

@@ -109,7 +109,7 @@ def groups_table(report: dict) -> str:
     widths = list(dict.fromkeys(row["shape"][1] for row in rows))
     found: dict[str, list[str]] = {}
     for row in rows:
-        slower = few[row["op"], row["variant"], *row["shape"]] / row["of_copy"]
+        slower = few[(row["op"], row["variant"], *row["shape"])] / row["of_copy"]
         found.setdefault(f"`{row['op']}` {row['variant']}", []).extend(
             [f"{100 * row['of_copy']:.1f}", f"{100 * slower - 100:+.1f} %"]
         )
@@ -174,8 +174,9 @@ def headline(report: dict) -> str:
         1 / rows[OURS][name] for rows in by_shape(report["rows"]).values() for name in ("times_bf16", "sustained_times_bf16")
     ]
     return (
-        f"- **Fast on Hopper.** Forward and backward over ragged groups, all quantization included, are {min(times):.2f} to {max(times):.2f} times as fast as "
-        f"torch's bf16 on an {report['machine']['name'].split()[-1]} ([Numbers](#numbers))."
+        "- **Fast on Hopper.** Forward and backward over ragged groups, all quantization included, are "
+        f"{min(times):.2f} to {max(times):.2f} times as fast as torch's bf16 on an "
+        f"{report['machine']['name'].split()[-1]} ([Numbers](#numbers))."
     )
 
 

@@ -14,9 +14,9 @@ import random
 import sys
 from collections.abc import Callable
 
-import harness  # before torch
 import torch
 
+import harness  # before torch
 import moxie
 
 COPY_BYTES = 2**30
@@ -369,7 +369,7 @@ def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
     return copy[harness.WARM_UP :]
 
 
-# ---- results ---------------------------------------------------------------------------------------------------------------------
+# ---- results ----------------------------------------------------------------------------------------------------------------
 
 
 def row_of(bench: Bench, copy_rate: float) -> dict:
@@ -435,7 +435,7 @@ def main() -> int:
 
     shapes = options.shapes or [parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
     torchao = Torchao()
-    plan = lambda shape, groups: Plan(shape, groups, options, torchao)  # noqa: E731
+    plan = lambda shape, groups: Plan(shape, groups, options, torchao)
     sets = [lambda shape=shape: plan(shape, options.groups).add_all() for shape in shapes]
     if options.device == "cuda" and not options.shapes and not options.quick:
         sets += [lambda: plan(SCALES_SHAPE, options.groups).add_swizzle()]

@@ -10,11 +10,11 @@ table last, and writes JSON.
 import argparse
 import sys
 
-import harness  # before torch
 import torch
-from grouped_mm import buffers_of, offs_of, parse_shape, ragged_sizes
 
+import harness  # before torch
 import moxie
+from grouped_mm import buffers_of, offs_of, parse_shape, ragged_sizes
 
 # Rows and groups of the memory columns; on the meta device, where nothing is allocated.
 MEMORY = [(2048, 8), (131072, 8), (131072, 256)]

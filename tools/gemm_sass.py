@@ -3,9 +3,10 @@
 
     tools/gemm_sass.py build/cuda/moxie/core/libmoxie_core.a
 
-A step is what lies behind a product (of four QGMMA), up to the end of the next. Its FMA should have sums in registers of another parity than
-the product's: those of the same parity wait for one register bank, 2 to 3 % of the kernel's speed. The compiler's choice changes
-with anything in the kernel, the scheduling warp's code too, so look here before and after a change. docs/kernels/grouped_gemm.md.
+A step begins after a product (four QGMMA) and ends with the next product. The sums of its FMAs should be in registers of another
+parity than the product's: sums of the same parity wait for one register bank, which costs 2 to 3 % of the kernel's speed. Any
+change of the kernel, also of the scheduling warp's code, may change the compiler's choice, so look here before and after.
+docs/kernels/grouped_gemm.md says more.
 """
 
 import pathlib

@@ -4,8 +4,9 @@
     tools/generate_ops.py moxie/torch/schema.cc <folder>
 
 An argument without a default is a parameter. One or two with defaults are parameters with defaults; three or more are the
-fields of a struct, <Op>Options, which overloads with the same ones share. An overload is a function of its own, op_overload. What nodes call, with an integer `spec` or
-`plan` in place of text, is in the namespace `packed`, without overload and underscore. A comment above a schema goes along.
+fields of a struct, <Op>Options, which overloads with the same ones share. An overload is a function of its own, op_overload.
+What nodes call, with an integer `spec` or `plan` in place of text, is in the namespace `packed`, without overload and
+underscore. A comment above a schema goes along.
 """
 
 import pathlib

@@ -11,6 +11,42 @@ torch.Size([64, 96])
 """
 
 from moxie import _library as _library  # first: it registers the ops
+from moxie import mx_load as mx_load  # so that torch.load(weights_only=True) knows MXTensor
+from moxie.config import (
+    FP8GroupedMMConfig,
+    FP8GroupedMMRecipe,
+    GroupedMMConfig,
+    KernelPreference,
+    MXFP8GroupedMMConfig,
+    MXFP8GroupedMMRecipe,
+    MXLinearConfig,
+    MXLinearRecipeName,
+    ScaleCalculationMode,
+)
+from moxie.convert import LM_SKIP as LM_SKIP
+from moxie.convert import quantize_, unquantize_
+from moxie.explain import Explanation, explain
+from moxie.fqn import FqnToConfig
+from moxie.fused import (
+    permute_quantize_both,
+    permute_quantize_rowwise,
+    swiglu_backward_quantize_both,
+    swiglu_quantize_both,
+    swiglu_quantize_rowwise,
+)
+from moxie.gemm import (
+    WeightCache,
+    expert_mlp,
+    grouped_dgrad,
+    grouped_fwd,
+    grouped_mm,
+    grouped_wgrad,
+    grouped_wgrad_add_,
+    quantize_weights,
+    sum_groups,
+)
+from moxie.linear import MXLinear
+from moxie.moe import gate_logits, permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.ops import (
     compact_scale,
     dequantize_colwise,
@@ -29,51 +65,16 @@ from moxie.ops import (
     unpad_groups,
     unswizzle_scale,
 )
-from moxie.gemm import (
-    WeightCache,
-    expert_mlp,
-    grouped_dgrad,
-    grouped_fwd,
-    grouped_mm,
-    grouped_wgrad,
-    grouped_wgrad_add_,
-    quantize_weights,
-    sum_groups,
-)
-from moxie.fused import (
-    permute_quantize_both,
-    permute_quantize_rowwise,
-    swiglu_backward_quantize_both,
-    swiglu_quantize_both,
-    swiglu_quantize_rowwise,
-)
-from moxie.moe import gate_logits, permute, route, swiglu, swiglu_backward, top_k, unpermute, unpermute_weights
 from moxie.recipe import Recipe, recipe_names
-from moxie.explain import Explanation, explain
-from moxie.stats import quantization_stats, sqnr
-from moxie.config import (
-    FP8GroupedMMConfig,
-    FP8GroupedMMRecipe,
-    GroupedMMConfig,
-    KernelPreference,
-    MXFP8GroupedMMConfig,
-    MXFP8GroupedMMRecipe,
-    MXLinearConfig,
-    MXLinearRecipeName,
-    ScaleCalculationMode,
-)
-from moxie.convert import LM_SKIP as LM_SKIP, quantize_, unquantize_
-from moxie.fqn import FqnToConfig
-from moxie.linear import MXLinear
 from moxie.refresh import refresh_, refresh_after
-from moxie import mx_load as mx_load  # so that torch.load(weights_only=True) knows MXTensor
+from moxie.stats import quantization_stats, sqnr
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Explanation",
     "FP8GroupedMMConfig",
     "FP8GroupedMMRecipe",
-    "Explanation",
     "FqnToConfig",
     "GroupedMMConfig",
     "KernelPreference",

@@ -5,7 +5,7 @@ A config is immutable, compares by value and can be a key. `dataclasses.replace`
 
 import dataclasses
 import enum
-from typing import Literal, Optional, Union
+from typing import Literal
 
 import torch
 
@@ -102,7 +102,7 @@ def _member(op: str, field: str, kind: type[enum.Enum], value: object) -> enum.E
         raise ValueError(f"{op}: {field} must be one of {names}, got {value!r}") from None
 
 
-def _out(op: str, dtype: Optional[torch.dtype]) -> str:
+def _out(op: str, dtype: torch.dtype | None) -> str:
     known = {None: "input", torch.bfloat16: "bfloat16", torch.float32: "float32"}
     if dtype not in known:
         raise TypeError(
@@ -142,7 +142,7 @@ class GroupedMMConfig:
         raise NotImplementedError
 
 
-def _block_recipe(op: str, config: "Union[MXFP8GroupedMMConfig, MXLinearConfig]") -> Recipe:
+def _block_recipe(op: str, config: "MXFP8GroupedMMConfig | MXLinearConfig") -> Recipe:
     # Frozen, so set past the dataclass: strings and other libraries' enums become our members, and equal configs stay equal.
     kernels = _member(op, "kernel_preference", KernelPreference, config.kernel_preference)
     rule = _member(op, "scale_calculation_mode", ScaleCalculationMode, config.scale_calculation_mode)
@@ -191,7 +191,7 @@ class MXFP8GroupedMMConfig(GroupedMMConfig):
     """
 
     kernel_preference: KernelPreference = KernelPreference.AUTO
-    out_dtype: Optional[torch.dtype] = None
+    out_dtype: torch.dtype | None = None
     wgrad_with_hp: bool = False
     scale_calculation_mode: ScaleCalculationMode = ScaleCalculationMode.RCEIL
     pad_token_groups_for_grouped_mm: bool = False
@@ -202,7 +202,7 @@ class MXFP8GroupedMMConfig(GroupedMMConfig):
     weight_cache: WeightCacheField = False
 
     @classmethod
-    def from_recipe(cls, recipe: Union[MXFP8GroupedMMRecipe, str]) -> "MXFP8GroupedMMConfig":
+    def from_recipe(cls, recipe: MXFP8GroupedMMRecipe | str) -> "MXFP8GroupedMMConfig":
         found = _recipe_from("MXFP8GroupedMMConfig.from_recipe", recipe, (MXFP8GroupedMMRecipe,))
         if found.scaling != "block":
             raise ValueError(
@@ -224,13 +224,13 @@ class FP8GroupedMMConfig(GroupedMMConfig):
     """
 
     float8_dtype: torch.dtype = torch.float8_e4m3fn
-    out_dtype: Optional[torch.dtype] = None
+    out_dtype: torch.dtype | None = None
     pad_token_groups_for_grouped_mm: bool = False
     float8_linear_recipe: str = "rowwise"
     weight_cache: WeightCacheField = False
 
     @classmethod
-    def from_recipe(cls, recipe: Union[FP8GroupedMMRecipe, str]) -> "FP8GroupedMMConfig":
+    def from_recipe(cls, recipe: FP8GroupedMMRecipe | str) -> "FP8GroupedMMConfig":
         found = _recipe_from("FP8GroupedMMConfig.from_recipe", recipe, (FP8GroupedMMRecipe,))
         if found.scaling != "row":
             raise ValueError(
@@ -260,11 +260,11 @@ class MXLinearConfig:
 
     block_size: int = 32
     elem_dtype: torch.dtype = torch.float8_e4m3fn
-    elem_dtype_weight_override: Optional[torch.dtype] = None
-    elem_dtype_grad_output_override: Optional[torch.dtype] = None
+    elem_dtype_weight_override: torch.dtype | None = None
+    elem_dtype_grad_output_override: torch.dtype | None = None
     kernel_preference: KernelPreference = KernelPreference.AUTO
     scale_calculation_mode: ScaleCalculationMode = ScaleCalculationMode.RCEIL
-    out_dtype: Optional[torch.dtype] = None
+    out_dtype: torch.dtype | None = None
     wgrad_with_hp: bool = False
     activations: Block = "1x32"
     weights: Block = "1x32"
@@ -278,7 +278,7 @@ class MXLinearConfig:
             raise ValueError(f"MXLinearConfig: weight_cache must be False or True, got {self.weight_cache!r}")
 
     @classmethod
-    def from_recipe_name(cls, recipe_name: Union[MXLinearRecipeName, str]) -> "MXLinearConfig":
+    def from_recipe_name(cls, recipe_name: MXLinearRecipeName | str) -> "MXLinearConfig":
         found = _recipe_from("MXLinearConfig.from_recipe_name", recipe_name, (MXLinearRecipeName, MXFP8GroupedMMRecipe))
         if found.scaling != "block":
             raise ValueError(
@@ -303,7 +303,7 @@ class MXLinearConfig:
 
 
 # What one target can be converted with. A recipe, by name or not, serves linears and experts alike.
-AnyConfig = Union[GroupedMMConfig, MXLinearConfig, Recipe, str]
+AnyConfig = GroupedMMConfig | MXLinearConfig | Recipe | str
 
 
 def recipe_of(config: AnyConfig, op: str = "quantize_") -> Recipe:

@@ -4,7 +4,6 @@ import dataclasses
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from typing import Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -54,7 +53,7 @@ class Target:
         return isinstance(self.module, GroupedExperts)
 
     @property
-    def conversion(self) -> Optional[Conversion]:
+    def conversion(self) -> Conversion | None:
         """What it has been converted with already."""
         if self.is_linear:
             return getattr(self.module, "conversion", None)
@@ -72,7 +71,7 @@ class Target:
         """Whether the config converts such targets when it is not told which."""
         return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
 
-    def convert_(self, config: AnyConfig, tied: Optional[Conversion] = None) -> Conversion:
+    def convert_(self, config: AnyConfig, tied: Conversion | None = None) -> Conversion:
         """`tied`: what the same parameter has become under another name."""
         if self.is_own:
             return _convert_own(self.module, config, self.fqn)
@@ -111,14 +110,14 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
             for name, parameter in module._parameters.items():
                 is_weight = parameter is None or parameter.is_floating_point()
                 target = Target(module, fqn, name, False, "" if is_weight else f"its dtype is {parameter.dtype}")
-                if parameter is not None and (parameter.dim() == 3 or parameter.dim() == 2 and target.parameter_fqn in named):
+                if parameter is not None and (parameter.dim() == 3 or (parameter.dim() == 2 and target.parameter_fqn in named)):
                     yield target
 
 
 def quantize_(
     model: nn.Module,
-    config: Union[AnyConfig, FqnToConfig],
-    filter_fn: Optional[FilterFn] = None,
+    config: AnyConfig | FqnToConfig,
+    filter_fn: FilterFn | None = None,
     *,
     skip: Sequence[str] = LM_SKIP,
 ) -> Report:
@@ -155,7 +154,7 @@ def quantize_(
             raise TypeError(f"{_OP}: filter_fn must be a function of a module and its name, got {filter_fn!r}")
         chosen = _choose_by_filter(model, config, filter_fn, skip)
     _check(chosen)
-    tied: dict[int, Optional[Conversion]] = {}
+    tied: dict[int, Conversion | None] = {}
     entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
     _forget(model)
@@ -164,10 +163,10 @@ def quantize_(
     return report
 
 
-Choice = tuple[Target, Optional[AnyConfig], str]  # what, with what, and if with nothing why
+Choice = tuple[Target, AnyConfig | None, str]  # what, with what, and if with nothing why
 
 
-def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: Optional[FilterFn], skip: Sequence[str]) -> list[Choice]:
+def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn | None, skip: Sequence[str]) -> list[Choice]:
     chosen: list[Choice] = []
     targets = list(targets_of(model))
     _check_skip(skip, [target.fqn for target in targets if target.is_linear])
@@ -249,7 +248,7 @@ def _other_names(model: nn.Module) -> dict[str, str]:
 
 
 def _check_keys(
-    config: FqnToConfig, targets: list[Target], decided: list[Optional[str]], names: list[str], other_names: dict[str, str]
+    config: FqnToConfig, targets: list[Target], decided: list[str | None], names: list[str], other_names: dict[str, str]
 ) -> None:
     for key in config.fqn_to_config:
         if key == DEFAULT:
@@ -284,7 +283,7 @@ def _check_keys(
 
 def _check(chosen: list[Choice]) -> None:
     """Refuses before anything has changed."""
-    tied: dict[int, tuple[str, Optional[AnyConfig]]] = {}
+    tied: dict[int, tuple[str, AnyConfig | None]] = {}
     for target, config, _ in chosen:
         if target.kind == "parameter":
             name, other = tied.setdefault(id(target.parameter), (target.fqn, config))
@@ -318,7 +317,7 @@ def _check(chosen: list[Choice]) -> None:
             raise ValueError(f"{_OP}: {target.parameter_fqn} must not be empty, got {tuple(target.parameter.shape)}")
 
 
-def _convert(target: Target, config: Optional[AnyConfig], reason: str, tied: dict[int, Optional[Conversion]]) -> Entry:
+def _convert(target: Target, config: AnyConfig | None, reason: str, tied: dict[int, Conversion | None]) -> Entry:
     """`tied`: from a parameter to what became of it; the second name of one counts no elements."""
     parameter = target.parameter
     numel = 0 if id(parameter) in tied else target.numel

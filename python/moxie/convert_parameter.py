@@ -6,7 +6,7 @@ place later (an assigned state dict, FSDP2) is converted too.
 
 import sys
 import weakref
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +52,7 @@ class Names(dict):
         return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_transposed", None)) for entry in entries])
 
 
-def _rebuild(module: nn.Module, entries: list[tuple[str, Conversion, nn.Parameter, Optional[bool]]]) -> Names:
+def _rebuild(module: nn.Module, entries: list[tuple[str, Conversion, nn.Parameter, bool | None]]) -> Names:
     names = Names(module)
     for name, conversion, parameter, transposed_by in entries:
         names[name] = conversion
@@ -89,7 +89,7 @@ def _after_load(module: nn.Module, keys) -> None:
     refresh_parameters_(module)
 
 
-def refresh_parameters_(module: nn.Module) -> list[Optional[WeightCache]]:
+def refresh_parameters_(module: nn.Module) -> list[WeightCache | None]:
     """Converts what has taken the place of a converted parameter, and fills the weight caches; returns those."""
     converted = module.__dict__.get("_moxie_converted", {})
     for name, conversion in converted.items():

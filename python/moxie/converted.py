@@ -6,7 +6,7 @@ product finds the conversion however the model writes it. Every other op gives w
 
 import copy
 import warnings
-from typing import Callable, Optional
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +23,7 @@ class Conversion:
         self.name = name
         self.config = config
         self.recipe = str(recipe_of(config))
-        self.cache: Optional[WeightCache] = None
+        self.cache: WeightCache | None = None
         self.cache_is_transposed = wants_cache(config) == "kn"
         self.used = False  # by a product, in eager mode
         self.ended = False  # undone, or replaced by another
@@ -90,12 +90,12 @@ class ConvertedParameter(_Converted, nn.Parameter):
 _OURS = ("_moxie", "_moxie_transposed", "_is_param")  # of the attributes that users may add to
 
 
-def tag(parameter: nn.Parameter, conversion: Conversion, transposed: Optional[bool] = False) -> None:
+def tag(parameter: nn.Parameter, conversion: Conversion, transposed: bool | None = False) -> None:
     parameter._moxie, parameter._moxie_transposed = conversion, transposed
     parameter.__class__ = ConvertedParameter
 
 
-def _mark(out: Tensor, origin: Tensor, transposed: Optional[bool]) -> Tensor:
+def _mark(out: Tensor, origin: Tensor, transposed: bool | None) -> Tensor:
     # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
     out = out.view(out.shape) if torch.compiler.is_compiling() else out
     out = out.as_subclass(ConvertedTensor)
@@ -110,30 +110,30 @@ def _mark(out: Tensor, origin: Tensor, transposed: Optional[bool]) -> Tensor:
 _LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 
 
-def _transposed_by_dims(args, kwargs, out) -> Optional[bool]:
+def _transposed_by_dims(args, kwargs, out) -> bool | None:
     dims = tuple(args[1:]) + tuple(kwargs.values())
     return True if args[0].dim() == 3 and dims in _LAST_TWO else None
 
 
-def _transposed_by_permute(args, kwargs, out) -> Optional[bool]:
+def _transposed_by_permute(args, kwargs, out) -> bool | None:
     dims = args[1:] if len(args) > 2 else tuple(args[1]) if len(args) == 2 else tuple(kwargs.get("dims", ()))
     return True if tuple(dims) in ((0, 2, 1), (0, -1, -2)) else None
 
 
-def _same(args, kwargs, out) -> Optional[bool]:
+def _same(args, kwargs, out) -> bool | None:
     return False
 
 
-def _transposed(args, kwargs, out) -> Optional[bool]:
+def _transposed(args, kwargs, out) -> bool | None:
     return True
 
 
-def _cast(args, kwargs, out) -> Optional[bool]:
+def _cast(args, kwargs, out) -> bool | None:
     same = (out.dtype, out.device) == (args[0].dtype, args[0].device) and "copy" not in kwargs
     return False if same else None  # where nothing changes, torch gives back what it got; a copy may be written to
 
 
-def _part(args, kwargs, out) -> Optional[bool]:
+def _part(args, kwargs, out) -> bool | None:
     return None
 
 
@@ -170,7 +170,7 @@ _DETACH = (torch.Tensor.detach, torch.detach)
 # Each takes the arguments of torch's function and means the same. None: not a product with a converted weight, so torch's own.
 
 
-def _cache_of(w: Tensor, transposed: bool) -> Optional[WeightCache]:
+def _cache_of(w: Tensor, transposed: bool) -> WeightCache | None:
     """w's cache, if w is the whole parameter in the orientation that was cached: `transposed` says how the product took it."""
     conversion = w._moxie
     if conversion.cache is None:
@@ -223,7 +223,7 @@ def _multiplies(w: Tensor, x: Tensor) -> bool:
     return isinstance(w, _Converted) and not isinstance(x, _Converted) and not w._moxie.ended
 
 
-def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):  # noqa: A002 (torch's name)
+def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):
     if not _multiplies(mat2, input) or mat2.dim() != 3:
         return None
     if input.dim() == 2 and offs is not None:
@@ -235,11 +235,11 @@ def _functional_grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None
     return _grouped_mm(mat_a, mat_b, offs, bias, out_dtype)
 
 
-def _linear(input, weight, bias=None):  # noqa: A002
+def _linear(input, weight, bias=None):
     return _multiply_2d(input, weight, False, bias) if _multiplies(weight, input) and weight.dim() == 2 else None
 
 
-def _matmul(input, other=None, out_dtype=None, *, tensor2=None):  # noqa: A002
+def _matmul(input, other=None, out_dtype=None, *, tensor2=None):
     if out_dtype is not None:
         return None
     other = tensor2 if other is None else other
@@ -258,15 +258,15 @@ def _matmul(input, other=None, out_dtype=None, *, tensor2=None):  # noqa: A002
     return None
 
 
-def _mm(input, mat2, out_dtype=None):  # noqa: A002
+def _mm(input, mat2, out_dtype=None):
     return _matmul(input, mat2, out_dtype) if input.dim() == 2 and mat2.dim() == 2 else None
 
 
-def _bmm(input, mat2, out_dtype=None):  # noqa: A002
+def _bmm(input, mat2, out_dtype=None):
     return _matmul(input, mat2, out_dtype) if input.dim() == 3 and mat2.dim() == 3 and len(input) == len(mat2) else None
 
 
-def _operator(input, other):  # noqa: A002
+def _operator(input, other):
     if torch.compiler.is_compiling():
         return _matmul(input, other)
     try:
@@ -279,7 +279,7 @@ def _reflected(self, other):
     return _operator(other, self)
 
 
-def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):  # noqa: A002
+def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):
     if not _multiplies(mat2, mat1) or out_dtype is not None or mat1.dim() != 2 or mat2.dim() != 2 or input.dim() > 2:
         return None
     if input.dim() == 1 and input.shape[0] == mat2.shape[1] and beta == 1 and alpha == 1:

@@ -1,7 +1,6 @@
 """What a call would do, and why: the plan of a grouped product."""
 
 import dataclasses
-from typing import Optional, Union
 
 import torch
 
@@ -51,10 +50,10 @@ def explain(
     k: int,
     *,
     rows: int = 0,
-    groups: Optional[int] = None,
-    device: Optional[Union[str, torch.device]] = None,
+    groups: int | None = None,
+    device: str | torch.device | None = None,
     dtype: torch.dtype = torch.bfloat16,
-    weight_dtype: Optional[torch.dtype] = None,
+    weight_dtype: torch.dtype | None = None,
     needs_dx: bool = True,
     needs_dw: bool = True,
     main_grad: bool = False,

@@ -3,7 +3,6 @@
 import dataclasses
 import difflib
 import re
-from typing import Optional
 
 from moxie.config import AnyConfig, recipe_of
 
@@ -26,8 +25,8 @@ class FqnToConfig:
     ... })
     """
 
-    fqn_to_config: dict[str, Optional[AnyConfig]] = dataclasses.field(default_factory=dict)
-    module_fqn_to_config: Optional[dict[str, Optional[AnyConfig]]] = None  # the older name of the same
+    fqn_to_config: dict[str, AnyConfig | None] = dataclasses.field(default_factory=dict)
+    module_fqn_to_config: dict[str, AnyConfig | None] | None = None  # the older name of the same
     version: int = 1
 
     def __post_init__(self):
@@ -60,7 +59,7 @@ def _around(fqn: str) -> list[str]:
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
-def matching_key(config: FqnToConfig, parameter_fqn: str, module_fqn: str) -> Optional[str]:
+def matching_key(config: FqnToConfig, parameter_fqn: str, module_fqn: str) -> str | None:
     """The key that decides about a parameter, if any does."""
     keys = config.fqn_to_config
     patterns = [key for key in keys if key.startswith("re:")]

@@ -4,8 +4,6 @@ Blocks, rules and layouts are those of `quantize_rowwise` and `quantize_both` (o
 differentiable.
 """
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,7 @@ _ops = torch.ops.moxie
 def swiglu_quantize_rowwise(
     h: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "1x32",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
@@ -35,7 +33,7 @@ def swiglu_quantize_rowwise(
 def swiglu_quantize_both(
     h: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     rowwise_block: Block = "1x32",
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
@@ -56,7 +54,7 @@ def swiglu_backward_quantize_both(
     da: Tensor,
     h: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     rowwise_block: Block = "1x32",
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
@@ -78,7 +76,7 @@ def permute_quantize_rowwise(
     slot_of: Tensor,
     top_k: int,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "1x32",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
@@ -97,7 +95,7 @@ def permute_quantize_both(
     slot_of: Tensor,
     top_k: int,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     rowwise_block: Block = "1x32",
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",

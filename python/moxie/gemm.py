@@ -7,7 +7,7 @@ gradients there are zero, as is dw of a group without rows.
 
 import warnings
 from collections.abc import Sequence
-from typing import Literal, Optional, Union
+from typing import Literal, Union
 
 import torch
 from torch import Tensor
@@ -26,13 +26,13 @@ MX_TYPES: tuple[type, ...] = ()
 def grouped_mm(
     x: Tensor,
     w: Tensor,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe = DEFAULT_RECIPE,
-    bias: Optional[Tensor] = None,
-    dtype: Optional[torch.dtype] = None,
-    quantized_w: Optional[QuantizedWeights] = None,
-    main_grad: Optional[Tensor] = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    quantized_w: QuantizedWeights | None = None,
+    main_grad: Tensor | None = None,
 ) -> Tensor:
     """y = x w^T, group by group: [R, N]. Differentiable in x, w and bias; only the gradients that are needed are computed.
 
@@ -66,19 +66,19 @@ def expert_mlp(
     x: Tensor,
     w13: Tensor,
     w2: Tensor,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe = DEFAULT_RECIPE,
-    quantized_w13: Optional[QuantizedWeights] = None,
-    quantized_w2: Optional[QuantizedWeights] = None,
-    main_grad13: Optional[Tensor] = None,
-    main_grad2: Optional[Tensor] = None,
-    slot_of: Optional[Tensor] = None,
-    row_of: Optional[Tensor] = None,
+    quantized_w13: QuantizedWeights | None = None,
+    quantized_w2: QuantizedWeights | None = None,
+    main_grad13: Tensor | None = None,
+    main_grad2: Tensor | None = None,
+    slot_of: Tensor | None = None,
+    row_of: Tensor | None = None,
     top_k: int = 1,
-    weights: Optional[Tensor] = None,
+    weights: Tensor | None = None,
     keep: Literal["h", "h_fp8"] = "h",
-    x_dtype: Optional[torch.dtype] = None,
+    x_dtype: torch.dtype | None = None,
 ) -> Tensor:
     """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
 
@@ -121,7 +121,7 @@ def quantize_weights(
     w: Tensor,
     *,
     recipe: AnyRecipe = DEFAULT_RECIPE,
-    out: Optional[Sequence[Tensor]] = None,
+    out: Sequence[Tensor] | None = None,
 ) -> Sequence[Tensor]:
     """Both forms of w, in the blocks of the recipe and the scale layout of the device: qdata, scale, qdata_t, scale_t.
 
@@ -144,15 +144,15 @@ def quantize_weights(
 
 def grouped_fwd(
     x: Tensor,
-    x_scale: Optional[Tensor],
+    x_scale: Tensor | None,
     w: Tensor,
-    w_scale: Optional[Tensor],
-    offs: Optional[Tensor] = None,
+    w_scale: Tensor | None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe,
-    bias: Optional[Tensor] = None,
-    dtype: Optional[torch.dtype] = None,
-    scale_layout: Optional[ScaleLayout] = None,
+    bias: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    scale_layout: ScaleLayout | None = None,
 ) -> Tensor:
     """y [R, N] = x w^T, from the rowwise forms of both.
 
@@ -167,14 +167,14 @@ def grouped_fwd(
 
 def grouped_dgrad(
     dy: Tensor,
-    dy_scale: Optional[Tensor],
+    dy_scale: Tensor | None,
     w_t: Tensor,
-    w_scale_t: Optional[Tensor],
-    offs: Optional[Tensor] = None,
+    w_scale_t: Tensor | None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe,
-    dtype: Optional[torch.dtype] = None,
-    scale_layout: Optional[ScaleLayout] = None,
+    dtype: torch.dtype | None = None,
+    scale_layout: ScaleLayout | None = None,
 ) -> Tensor:
     """dx [R, K] = dy w, from the rowwise form of dy and the colwise form of w.
 
@@ -188,15 +188,15 @@ def grouped_dgrad(
 
 def grouped_wgrad(
     dy_t: Tensor,
-    dy_scale_t: Optional[Tensor],
+    dy_scale_t: Tensor | None,
     x_t: Tensor,
-    x_scale_t: Optional[Tensor],
+    x_scale_t: Tensor | None,
     num_rows: int,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe,
-    dtype: Optional[torch.dtype] = None,
-    scale_layout: Optional[ScaleLayout] = None,
+    dtype: torch.dtype | None = None,
+    scale_layout: ScaleLayout | None = None,
 ) -> Tensor:
     """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides; the padding
     may hold anything.
@@ -213,14 +213,14 @@ def grouped_wgrad(
 def grouped_wgrad_add_(
     dw: Tensor,
     dy_t: Tensor,
-    dy_scale_t: Optional[Tensor],
+    dy_scale_t: Tensor | None,
     x_t: Tensor,
-    x_scale_t: Optional[Tensor],
+    x_scale_t: Tensor | None,
     num_rows: int,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe,
-    scale_layout: Optional[ScaleLayout] = None,
+    scale_layout: ScaleLayout | None = None,
 ) -> None:
     """dw, f32 [G, N, K], += what grouped_wgrad gives.
 
@@ -233,7 +233,7 @@ def grouped_wgrad_add_(
     _ops.grouped_wgrad_add_(dw, dy_t, dy_scale_t, x_t, x_scale_t, num_rows, offs, recipe=str(recipe), scale_layout=scale_layout)
 
 
-def sum_groups(x: Tensor, offs: Optional[Tensor] = None) -> Tensor:
+def sum_groups(x: Tensor, offs: Tensor | None = None) -> Tensor:
     """The rows of each group added up, in f32: [G, C]. The gradient of a bias.
 
     >>> moxie.sum_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32)).tolist()
@@ -307,7 +307,7 @@ class WeightCache(torch.nn.Module):
             self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
 
     @torch.no_grad()
-    def refresh_(self, w: Optional[Tensor] = None) -> "WeightCache":
+    def refresh_(self, w: Tensor | None = None) -> "WeightCache":
         """Quantizes w again; give it where the parameter has been replaced by another tensor."""
         w = self._weights[0] if w is None else w
         if w.device == self.qdata.device:
@@ -332,12 +332,12 @@ class WeightCache(torch.nn.Module):
         return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
 
-def _version_of(w: Tensor) -> Optional[tuple[int, int]]:
+def _version_of(w: Tensor) -> tuple[int, int] | None:
     """Which tensor, and how often it has been written to, as far as torch knows; a graph cannot."""
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 
-def _tensors(op: str, quantized_w: Optional[QuantizedWeights], recipe: AnyRecipe) -> Optional[Sequence[Tensor]]:
+def _tensors(op: str, quantized_w: QuantizedWeights | None, recipe: AnyRecipe) -> Sequence[Tensor] | None:
     if not isinstance(quantized_w, WeightCache):
         return quantized_w
     if quantized_w.recipe != str(recipe) and _ops._recipe(quantized_w.recipe) != _ops._recipe(str(recipe)):

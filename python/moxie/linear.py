@@ -1,7 +1,6 @@
 """MXLinear: nn.Linear whose three products are quantized."""
 
 import warnings
-from typing import Optional
 
 import torch
 from torch import Tensor, nn
@@ -32,8 +31,8 @@ class MXLinear(nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        device: Optional[torch.device] = None,
-        dtype: Optional[torch.dtype] = None,
+        device: torch.device | None = None,
+        dtype: torch.dtype | None = None,
         *,
         config: AnyConfig = DEFAULT_RECIPE,
     ):

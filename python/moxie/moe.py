@@ -4,8 +4,6 @@ Token t of T has k slots, one per chosen expert; slot t * k + j belongs to ids[t
 the slots in order of expert, then of token. Nothing here waits for the device, and no token is dropped.
 """
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
@@ -40,7 +38,7 @@ def route(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
     return _ops.route(ids, num_experts)
 
 
-def permute(x: Tensor, slot_of: Tensor, row_of: Tensor, top_k: int, *, weights: Optional[Tensor] = None) -> Tensor:
+def permute(x: Tensor, slot_of: Tensor, row_of: Tensor, top_k: int, *, weights: Tensor | None = None) -> Tensor:
     """Tokens x [T, D] to rows [R, D] in the order of their experts. Differentiable in x.
 
     >>> x = torch.tensor([[1.0], [2.0]])
@@ -57,7 +55,7 @@ def unpermute(
     row_of: Tensor,
     num_tokens: int,
     *,
-    weights: Optional[Tensor] = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Each token's rows, weighted (f32 [T, k]) and added up in f32: x [T, D]. Differentiable in rows and weights.
 

@@ -1,5 +1,7 @@
 """What torch's own ops do with an MXTensor: those that move values, and none that computes with them."""
 
+import itertools
+
 import torch
 
 from moxie.mx_tensor import _BLOCKS, _OP, MXTensor
@@ -27,7 +29,7 @@ def _clone(func, mx, *, memory_format=None):
 def _to_copy(func, mx, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     if dtype is not None and dtype != mx.dtype:
         raise NotImplementedError(f"MXTensor: to({dtype}) would not be quantized; dequantize({dtype}) gives a plain tensor")
-    move = lambda tensor: tensor.to(device=device, non_blocking=non_blocking, copy=True)  # noqa: E731
+    move = lambda tensor: tensor.to(device=device, non_blocking=non_blocking, copy=True)
     return _like(mx, move(mx.qdata), _on_bytes(mx.scale, move))
 
 
@@ -62,8 +64,8 @@ def _slice(func, mx, dim=0, start=None, end=None, step=1):
 
 def _split(func, mx, sizes, dim=0):
     size = mx.shape[dim]
-    ends = list(range(0, size, sizes)) + [size] if isinstance(sizes, int) else [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-    return [_slice(_aten.slice.Tensor, mx, dim, begin, end) for begin, end in zip(ends, ends[1:])]
+    ends = [*range(0, size, sizes), size] if isinstance(sizes, int) else [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    return [_slice(_aten.slice.Tensor, mx, dim, begin, end) for begin, end in itertools.pairwise(ends)]
 
 
 def _on_leading(func, mx, dim, *args):

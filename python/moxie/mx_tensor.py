@@ -1,10 +1,10 @@
 """MXTensor: a quantized tensor that autograd sees in its original dtype.
 
-FP8 never is a differentiable tensor here: the gradient of an MXTensor has `orig_dtype`, and goes on to what it was quantized from.
+No FP8 tensor is differentiable here: the gradient of an MXTensor has `orig_dtype`, and goes on to the tensor that was quantized.
 """
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -82,7 +82,7 @@ class MXTensor(Tensor):
         orig_dtype: torch.dtype,
         *,
         block: Block = "1x32",
-        block_size: Optional[int] = None,
+        block_size: int | None = None,
         is_swizzled_scales: bool = False,
     ) -> "MXTensor":
         """Wraps what has been quantized already. `block_size` is another way to say the block: 32 is 1x32, 128 is 1x128.
@@ -99,7 +99,7 @@ class MXTensor(Tensor):
     def to_mx(
         x: Tensor,
         elem_dtype: torch.dtype = torch.float8_e4m3fn,
-        block_size: Optional[int] = None,
+        block_size: int | None = None,
         scaling_mode: Any = None,
         *,
         block: Block = "1x32",
@@ -114,7 +114,7 @@ class MXTensor(Tensor):
         mode = getattr(scaling_mode, "value", scaling_mode)
         return _to_mx(x, block if block_size is None else f"1x{block_size}", rule if mode is None else mode)
 
-    def dequantize(self, output_dtype: Optional[torch.dtype] = None) -> Tensor:
+    def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """A plain tensor, of `orig_dtype` unless said otherwise. Differentiable."""
         return _dequantize(self, output_dtype)
 
@@ -217,7 +217,7 @@ def _to_mx(x: Tensor, block: str, rule: str) -> MXTensor:
 
 
 @allow_in_graph
-def _dequantize(mx: MXTensor, dtype: Optional[torch.dtype]) -> Tensor:
+def _dequantize(mx: MXTensor, dtype: torch.dtype | None) -> Tensor:
     dtype = mx.dtype if dtype is None else dtype
     if dtype not in _DTYPES:
         raise TypeError(f"{_OP}: dequantize gives torch.bfloat16 or torch.float32, got {dtype}")
@@ -228,12 +228,12 @@ def _dequantize(mx: MXTensor, dtype: Optional[torch.dtype]) -> Tensor:
 def multiply(
     x: MXTensor,
     w: Tensor,
-    offs: Optional[Tensor],
+    offs: Tensor | None,
     recipe: str,
-    bias: Optional[Tensor],
-    dtype: Optional[torch.dtype],
-    quantized_w: Optional[Sequence[Tensor]],
-    main_grad: Optional[Tensor],
+    bias: Tensor | None,
+    dtype: torch.dtype | None,
+    quantized_w: Sequence[Tensor] | None,
+    main_grad: Tensor | None,
 ) -> Tensor:
     """grouped_mm. The op takes x for its gradient, and its parts for their values."""
     return torch.ops.moxie.grouped_mm.mx(

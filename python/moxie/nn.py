@@ -9,7 +9,7 @@ R = T * k. No token is dropped and nothing waits for the device.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal, Optional, Union
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from moxie.stats import PARTS, STATS
 
 _ops = torch.ops.moxie
 
-Matrices = Union[Tensor, Sequence[Tensor]]  # a matrix per expert: stacked, or one by one
+Matrices = Tensor | Sequence[Tensor]  # a matrix per expert: stacked, or one by one
 
 
 @dataclasses.dataclass
@@ -195,10 +195,10 @@ class GroupedExperts(nn.Module):
     def forward(
         self,
         x: Tensor,
-        offs: Optional[Tensor] = None,
+        offs: Tensor | None = None,
         *,
-        slot_of: Optional[Tensor] = None,
-        row_of: Optional[Tensor] = None,
+        slot_of: Tensor | None = None,
+        row_of: Tensor | None = None,
         top_k: int = 1,
         weights: Optional[Tensor] = None,
     ) -> Tensor:
@@ -235,10 +235,10 @@ class GroupedExperts(nn.Module):
     def load_weights_(
         self,
         *,
-        w1: Optional[Matrices] = None,
-        w2: Optional[Matrices] = None,
-        w3: Optional[Matrices] = None,
-        w13: Optional[Matrices] = None,
+        w1: Matrices | None = None,
+        w2: Matrices | None = None,
+        w3: Matrices | None = None,
+        w13: Matrices | None = None,
         transposed: bool = False,
     ) -> None:
         """Copies weights in: w1 (gate) and w3 (up) [E, F, D] apart, or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
@@ -316,7 +316,7 @@ class MoE(nn.Module):
         top_k: int,
         *,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
-        shared_hidden_dim: Optional[int] = None,
+        shared_hidden_dim: int | None = None,
         weight_cache: bool = False,
         keep: Literal["h", "h_fp8"] = "h",
         collect_stats: bool = False,
@@ -380,11 +380,11 @@ def _quantizes(recipe: str) -> bool:
     return recipe.partition(":")[0] != "identity" and Recipe.from_name(recipe).scaling != "none"
 
 
-def _tensors(cache: Optional[gemm.WeightCache]) -> Optional[list[Tensor]]:
+def _tensors(cache: gemm.WeightCache | None) -> list[Tensor] | None:
     return None if cache is None else cache.tensors
 
 
-def _matrices(name: str, given: Optional[Matrices], shape: Sequence[int], transposed: bool) -> Optional[Tensor]:
+def _matrices(name: str, given: Matrices | None, shape: Sequence[int], transposed: bool) -> Tensor | None:
     """What was given, as [E, out, in]; refuses another shape."""
     if given is None:
         return None

@@ -19,7 +19,7 @@ qdata is torch.float8_e4m3fn and scale torch.float8_e8m0fnu. Arguments may be st
 functions only `pad_groups` and `unpad_groups` are differentiable.
 """
 
-from typing import Literal, Optional
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ Form = Literal["rowwise", "colwise"]
 _ops = torch.ops.moxie
 
 
-def _check_dtype_of_out(op: str, dtype: Optional[torch.dtype], out: Tensor) -> None:
+def _check_dtype_of_out(op: str, dtype: torch.dtype | None, out: Tensor) -> None:
     if dtype is not None and dtype != out.dtype:
         raise ValueError(f"{op}: dtype must be that of out, {out.dtype}, got {dtype}")
 
@@ -44,7 +44,7 @@ def _unpack_out(op: str, out: tuple[Tensor, ...], names: str) -> tuple[Tensor, .
     return tuple(out)
 
 
-def _run(name: str, out: Optional[tuple[Tensor, ...]], results: str, *args, **kwargs):
+def _run(name: str, out: tuple[Tensor, ...] | None, results: str, *args, **kwargs):
     """The op of this name, or its `out` overload where there are tensors to write; results are the names of those."""
     op = getattr(_ops, name)
     if out is None:
@@ -65,11 +65,11 @@ def has_cuda() -> bool:
 def quantize_rowwise(
     x: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "1x32",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
-    out: Optional[tuple[Tensor, Tensor]] = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantizes x for a product that contracts its columns.
 
@@ -86,11 +86,11 @@ def quantize_rowwise(
 def quantize_colwise(
     x: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
-    out: Optional[tuple[Tensor, Tensor]] = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Quantizes x for a product that contracts its rows, and stores it transposed.
 
@@ -109,12 +109,12 @@ def quantize_colwise(
 def quantize_both(
     x: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     rowwise_block: Block = "1x32",
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
-    out: Optional[tuple[Tensor, Tensor, Tensor, Tensor]] = None,
+    out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Both forms of x from one read of it: qdata, scale, qdata_t, scale_t.
 
@@ -140,11 +140,11 @@ def dequantize_rowwise(
     qdata: Tensor,
     scale: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "1x32",
-    dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
     scale_layout: ScaleLayout = "plain",
-    out: Optional[Tensor] = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The inverse of quantize_rowwise, in bf16 (if no dtype is given) or f32.
 
@@ -166,11 +166,11 @@ def dequantize_colwise(
     scale_t: Tensor,
     num_rows: int,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "32x1",
-    dtype: Optional[torch.dtype] = None,
+    dtype: torch.dtype | None = None,
     scale_layout: ScaleLayout = "plain",
-    out: Optional[Tensor] = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The inverse of quantize_colwise: x, no longer transposed.
 
@@ -193,13 +193,13 @@ def requantize(
     qdata: Tensor,
     scale: Tensor,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     block: Block = "1x32",
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
     from_layout: ScaleLayout = "plain",
-    out: Optional[tuple[Tensor, Tensor]] = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The rowwise form to the colwise form, straight from FP8.
 
@@ -230,8 +230,8 @@ def requantize(
 def quantize_per_row(
     x: Tensor,
     *,
-    offs: Optional[Tensor] = None,
-    out: Optional[tuple[Tensor, Tensor]] = None,
+    offs: Tensor | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """FP8 with one power-of-two f32 scale per row: qdata, shaped as x, and scale, [R] or [G, N].
 
@@ -246,8 +246,8 @@ def quantize_per_row(
 def quantize_per_col(
     x: Tensor,
     *,
-    offs: Optional[Tensor] = None,
-    out: Optional[tuple[Tensor, Tensor]] = None,
+    offs: Tensor | None = None,
+    out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """FP8 with one power-of-two f32 scale per column of each group, stored transposed.
 
@@ -261,7 +261,7 @@ def quantize_per_col(
     return _run("quantize_per_col", out, "qdata_t scale_t", x, offs=offs)
 
 
-def swizzle_scale(scale: Tensor, *, offs: Optional[Tensor] = None, form: Form = "rowwise") -> Tensor:
+def swizzle_scale(scale: Tensor, *, offs: Tensor | None = None, form: Form = "rowwise") -> Tensor:
     """Plain scales, one per 1 x 32 of an operand, in the order of block-scaled tensor cores (32x4x4 tiles).
 
     A stack [G, rows, cols] gives [G, flat]. With offs each group starts a tile of its own; offs counts rows of a rowwise
@@ -279,7 +279,7 @@ def unswizzle_scale(
     rows: int,
     cols: int,
     *,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     form: Form = "rowwise",
 ) -> Tensor:
     """The inverse of swizzle_scale: [rows, cols], or [G, rows, cols] where swizzled is a stack [G, flat].
@@ -318,7 +318,7 @@ def pad_groups(
     offs: Tensor,
     alignment: int = 32,
     *,
-    out: Optional[tuple[Tensor, Tensor, Tensor]] = None,
+    out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Each group of rows padded with zero rows to a multiple of alignment: padded, starts, ends.
 
@@ -338,7 +338,7 @@ def unpad_groups(
     starts: Tensor,
     num_rows: int,
     *,
-    out: Optional[Tensor] = None,
+    out: Tensor | None = None,
 ) -> Tensor:
     """The inverse of pad_groups: x [num_rows, C]. Rows that no group covers are zero.
 

@@ -5,7 +5,7 @@ docs/RECIPES.md says which to choose.
 """
 
 import dataclasses
-from typing import Literal, Union
+from typing import Literal
 
 import torch
 
@@ -77,7 +77,7 @@ class Recipe:
         return _PREFIX[self.scaling] + ":" + ",".join(f"{name}={value}" for name, value in fields.items())
 
 
-AnyRecipe = Union[str, Recipe]
+AnyRecipe = str | Recipe
 DEFAULT_RECIPE = "mxfp8_rceil_128"
 
 

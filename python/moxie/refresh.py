@@ -1,7 +1,5 @@
 """Filling the weight caches of a model again."""
 
-from typing import Optional
-
 import torch
 from torch import nn
 
@@ -31,7 +29,7 @@ def refresh_(model: nn.Module) -> None:
             cache.refresh_()
 
 
-def _refresh_owned(module: nn.Module) -> list[Optional[WeightCache]]:
+def _refresh_owned(module: nn.Module) -> list[WeightCache | None]:
     """The caches that belong to the module, which knows what its parameters are by now."""
     if isinstance(module, GroupedExperts):
         module.refresh_()

@@ -2,7 +2,6 @@
 
 import dataclasses
 import warnings
-from typing import Optional
 
 import torch
 from torch import nn
@@ -34,7 +33,7 @@ class Entry:
     kind: str  # linear, parameter or experts
     shape: tuple[int, ...]
     numel: int
-    conversion: Optional[Conversion] = None  # of this call, or of one before
+    conversion: Conversion | None = None  # of this call, or of one before
     reason: str = ""  # why this call left it alone
 
     def __str__(self) -> str:
@@ -116,7 +115,7 @@ class WarnUnused:
         if unused:
             warnings.warn(
                 f"quantize_: {', '.join(unused)} converted, but the model's forward never multiplied activations by "
-                "them, so they run as before: what they are used in is not torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, "
-                "bmm or addmm, or the module's own forward is not called",
+                "them, so they run as before: the model uses them in something other than torch._grouped_mm, F.grouped_mm, "
+                "F.linear, matmul, mm, bmm or addmm, or it does not call the module's own forward",
                 stacklevel=2,
             )

@@ -1,6 +1,6 @@
 """How well a recipe represents a tensor, as a few numbers on its device: nothing waits for them until they are read."""
 
-from typing import Literal, Optional
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -21,10 +21,10 @@ Part = Literal["x", "w", "x_t", "w_t", "dy", "dy_t"]
 
 def quantization_stats(
     x: Tensor,
-    offs: Optional[Tensor] = None,
+    offs: Tensor | None = None,
     *,
     recipe: AnyRecipe = DEFAULT_RECIPE,
-    part: Optional[Part] = None,
+    part: Part | None = None,
 ) -> Tensor:
     """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
 

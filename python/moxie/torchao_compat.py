@@ -5,7 +5,6 @@ nothing. docs/CONVERSION.md has the table of what is called what.
 """
 
 import random
-from typing import Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -64,17 +63,17 @@ __all__ = [
 
 
 def _to_mxfp8_then_scaled_grouped_mm(
-    A: Union[Tensor, MXTensor],
+    A: Tensor | MXTensor,
     B_t: Tensor,
-    offs: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
-    out_dtype: Optional[torch.dtype] = torch.bfloat16,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = torch.bfloat16,
     kernel_preference: KernelPreference = KernelPreference.AUTO,
     wgrad_with_hp: bool = False,
     scale_calculation_mode: ScaleCalculationMode = ScaleCalculationMode.RCEIL,
     pad_token_groups_for_grouped_mm: bool = False,
     *,
-    prequantized_A: Optional[tuple[Tensor, Tensor]] = None,
+    prequantized_A: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """A [M, K] times B_t [G, K, N], group by group; an MXTensor A is multiplied as it is, whatever wgrad does."""
     if prequantized_A is not None:
@@ -90,7 +89,7 @@ def _to_fp8_rowwise_then_scaled_grouped_mm(
     A: Tensor,
     B_t: Tensor,
     offs: Tensor,
-    out_dtype: Optional[torch.dtype] = torch.bfloat16,
+    out_dtype: torch.dtype | None = torch.bfloat16,
     float8_dtype: torch.dtype = torch.float8_e4m3fn,
     pad_token_groups_for_grouped_mm: bool = True,
 ) -> Tensor:
@@ -98,11 +97,11 @@ def _to_fp8_rowwise_then_scaled_grouped_mm(
 
 
 def _quantize_then_scaled_grouped_mm(
-    A: Union[Tensor, MXTensor],
+    A: Tensor | MXTensor,
     B_t: Tensor,
     config: GroupedMMConfig,
-    offs: Optional[Tensor] = None,
-    bias: Optional[Tensor] = None,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     op = "_quantize_then_scaled_grouped_mm"
     if not isinstance(config, GroupedMMConfig):
@@ -110,7 +109,7 @@ def _quantize_then_scaled_grouped_mm(
     return _multiply(op, A, B_t, config.recipe_text, offs, bias)
 
 
-def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Optional[Tensor], bias: Optional[Tensor]) -> Tensor:
+def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Tensor | None, bias: Tensor | None) -> Tensor:
     if B_t.dim() != 3:
         raise ValueError(f"{op}: B_t must be [G, K, N], got {tuple(B_t.shape)}")
     return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=recipe, bias=bias)
@@ -139,19 +138,19 @@ def generate_jagged_offs(
     M: int,
     multiple_of: int = 32,
     dtype: torch.dtype = torch.int32,
-    device: Union[str, torch.device, None] = None,
+    device: str | torch.device | None = None,
 ) -> Tensor:
     """The ends of E groups of random sizes that together are M rows, each a multiple of `multiple_of`; for tests and timings."""
     if M % multiple_of != 0:
         raise ValueError(f"generate_jagged_offs: M must be a multiple of multiple_of, {multiple_of}, got {M}")
     if E > M // multiple_of:
         raise ValueError(f"generate_jagged_offs: {M} rows are at most {M // multiple_of} groups of {multiple_of}, got {E}")
-    ends = sorted(random.sample(range(multiple_of, M, multiple_of), E - 1)) + [M]
+    ends = [*sorted(random.sample(range(multiple_of, M, multiple_of), E - 1)), M]
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device is None else device
     return torch.tensor(ends, dtype=dtype, device=device)
 
 
-def _convert_module(module: nn.Module, config, *, parameter_name: Optional[str] = None) -> nn.Module:
+def _convert_module(module: nn.Module, config, *, parameter_name: str | None = None) -> nn.Module:
     """What torchao's quantize_ calls for every module and parameter that a key of its matches, the most exact keys first: what
     has been converted stays so. Next to 3D parameters a matrix is their bias."""
     holds_experts = any(target.module is module for target in targets_of(module))

@@ -23,6 +23,9 @@ import pytest
 import torch
 
 import moxie
+import program
+from blackwell import stand_in
+from grouped_reference import pretended_gpu
 
 DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() and moxie.has_cuda() else [])
 
@@ -39,3 +42,18 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The folder of a run of `moxie train` that nothing interrupted: run/ and weights.safetensors."""
+    folder = tmp_path_factory.mktemp("finished")
+    program.train(folder / "run", save_weights=folder / "weights.safetensors", stats_every=2)
+    return folder
+
+
+@pytest.fixture
+def sm100():
+    """Every call takes the Blackwell path; gives the dims of the second operand of each product."""
+    with pretended_gpu("sm100", stand_in) as calls:
+        yield calls

@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Optional
 
 import torch
 
@@ -25,11 +24,11 @@ class Problem:
     x: torch.Tensor  # [R, K]
     w: torch.Tensor  # [G, N, K]
     dy: torch.Tensor  # [R, N]
-    offs: Optional[torch.Tensor]
-    bias: Optional[torch.Tensor] = None
+    offs: torch.Tensor | None
+    bias: torch.Tensor | None = None
 
     def on(self, device: str) -> "Problem":
-        move = lambda tensor: None if tensor is None else tensor.to(device)  # noqa: E731
+        move = lambda tensor: None if tensor is None else tensor.to(device)
         return Problem(*(move(getattr(self, field.name)) for field in dataclasses.fields(self)))
 
 
@@ -39,7 +38,7 @@ def gaussian(
     """Groups of these sizes and `tail` rows of no group. bias is None, "n" or "gn"."""
     generator = torch.Generator().manual_seed(seed)
     rows, groups = sum(sizes) + tail, len(sizes)
-    normal = lambda *shape: torch.randn(shape, generator=generator)  # noqa: E731
+    normal = lambda *shape: torch.randn(shape, generator=generator)
     x, w, dy = normal(rows, k).to(dtype), normal(groups, n, k).to(w_dtype or dtype), normal(rows, n).to(dtype)
     shape = {None: None, "n": (n,), "gn": (groups, n)}[bias]
     return Problem(x, w, dy, sizes_to_offs(sizes), None if shape is None else normal(*shape).to(dtype)).on(device)
@@ -48,10 +47,10 @@ def gaussian(
 @dataclasses.dataclass
 class Results:
     y: torch.Tensor
-    dx: Optional[torch.Tensor] = None
-    dw: Optional[torch.Tensor] = None
-    dbias: Optional[torch.Tensor] = None
-    before_bias: Optional[torch.Tensor] = None  # |y| where a bias is yet to be added
+    dx: torch.Tensor | None = None
+    dw: torch.Tensor | None = None
+    dbias: torch.Tensor | None = None
+    before_bias: torch.Tensor | None = None  # |y| where a bias is yet to be added
 
     def __iter__(self):
         return iter((self.y, self.dx, self.dw))
@@ -119,7 +118,7 @@ class Operands:
 
 def decoded_operands(problem: Problem, recipe: moxie.Recipe, dy: torch.Tensor) -> Operands:
     x, w, offs = problem.x, problem.w, problem.offs
-    hp = lambda tensor: tensor.bfloat16().float()  # noqa: E731
+    hp = lambda tensor: tensor.bfloat16().float()
     if recipe.scaling == "none":
         return Operands(hp(x), hp(w), hp(dy), hp(w), hp(dy), hp(x))
     if recipe.scaling == "row":
@@ -182,7 +181,7 @@ def add_bias(y, problem: Problem) -> torch.Tensor:
     return spread.abs()
 
 
-def straight_through(problem: Problem, recipe, y_dtype: Optional[torch.dtype] = None) -> tuple[Results, Results]:
+def straight_through(problem: Problem, recipe, y_dtype: torch.dtype | None = None) -> tuple[Results, Results]:
     """The results of a recipe, and for each element the sum of the magnitudes of its terms."""
     if isinstance(recipe, str):
         recipe = moxie.Recipe.from_name(recipe)
@@ -230,10 +229,10 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
 def decoded_product(problem: Problem, recipe: str) -> Results:
     """The passes in bf16 on what plain scales decode to."""
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
-    rowwise = lambda t, block, **of: moxie.dequantize_rowwise(  # noqa: E731
+    rowwise = lambda t, block, **of: moxie.dequantize_rowwise(
         *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of
     )
-    colwise = lambda t, block, **of: moxie.dequantize_colwise(  # noqa: E731
+    colwise = lambda t, block, **of: moxie.dequantize_colwise(
         *moxie.quantize_colwise(t, block=block, rule=fields.rule, **of), t.shape[-2], block=block, **of
     )
     w, w_t = rowwise(problem.w, fields.weights), colwise(problem.w, transposed(fields.weights))
@@ -256,7 +255,7 @@ def assert_same_results(actual, expected, what="") -> None:
 
 @contextlib.contextmanager
 def pretended_gpu(kind: str, stand_in: Callable) -> Iterator[list]:
-    """Kernels are chosen as on this GPU, and on a CPU torch's grouped product is stand_in(calls, ...), which may add to `calls`."""
+    """Chooses kernels as on this GPU. On a CPU, stand_in(calls, ...) replaces torch's grouped product; it may add to `calls`."""
     calls, library = [], torch.library.Library("aten", "IMPL")
     library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
     torch.ops.moxie._pretend_gpu(kind)

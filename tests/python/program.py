@@ -162,13 +162,5 @@ def forge(path: pathlib.Path, change) -> None:
     path.write_bytes(data[:at] + checksum(data) + data[at + 16 :])
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run that nothing interrupted, and its weights."""
-    folder = tmp_path_factory.mktemp("finished")
-    train(folder / "run", save_weights=folder / "weights.safetensors", stats_every=2)
-    return folder
-
-
 def checkpoints(out):
     return sorted(path.name for path in (out / "checkpoints").iterdir())

@@ -2,7 +2,8 @@
 
 import dataclasses
 import random
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import torch
 

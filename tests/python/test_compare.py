@@ -15,6 +15,7 @@ import types
 
 import numpy
 import pytest
+
 from program import ROOT, command, metrics, micro, run
 
 RECIPES = ["bf16", "mxfp8_rceil"]

@@ -126,7 +126,7 @@ def test_both_layouts_of_experts_run_through_moxie(experts, compiled):
     assert len(report.converted) == (3 if experts is TitanExperts else 2)
     x, offs = torch.randn(50, DIM, dtype=torch.bfloat16), torch.tensor([7, 7, 30, 50], dtype=torch.int32)
     y = (torch.compile(module, fullgraph=True, backend="aot_eager") if compiled else module)(x, offs)
-    product = lambda x, w: moxie.grouped_mm(x, w.detach(), offs, recipe=GROUPED.to_recipe())  # noqa: E731
+    product = lambda x, w: moxie.grouped_mm(x, w.detach(), offs, recipe=GROUPED.to_recipe())
     row_expert = torch.tensor([0] * 7 + [2] * 23 + [3] * 20)
     if experts is TitanExperts:
         expected = product(F.silu(product(x, module.w1)) * product(x, module.w3), module.w2) + module.bias[row_expert]

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import moxie
-from moxie.converted import ConvertedParameter
 from moe_models import DIM, EXPERTS, HuggingExperts, LanguageModel, TitanExperts, batch, make, train
+from moxie.converted import ConvertedParameter
 
 OFFS = torch.tensor([7, 7, 30, 40], dtype=torch.int32)
 CACHED = moxie.FqnToConfig(

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import moxie
-from support import as_bytes, e8m0, out_case, CASES, random_values, sizes_to_offs
+from support import CASES, as_bytes, e8m0, out_case, random_values, sizes_to_offs
 
 X = torch.zeros(70, 96, dtype=torch.bfloat16)
 W = torch.zeros(3, 64, 96)

@@ -21,7 +21,7 @@ def inputs(device: str, dtype=torch.bfloat16, sizes=None, tail: int = 9):
     """x, w13, w2, offs, dy."""
     sizes = SIZES if sizes is None else sizes
     rows, groups = sum(sizes) + tail, len(sizes)
-    normal = lambda *shape: torch.randn(shape).to(dtype).to(device)  # noqa: E731
+    normal = lambda *shape: torch.randn(shape).to(dtype).to(device)
     return (
         normal(rows, DIM),
         normal(groups, 2 * HIDDEN, DIM) * DIM**-0.5,
@@ -87,8 +87,6 @@ def test_the_dtype_of_a_recipe_holds_for_the_node_too(out, device):
 )
 def test_only_the_gradients_that_are_needed_are_computed(needs, device):
     class Spy(TorchDispatchMode):
-        names = []
-
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.namespace == "moxie":
                 self.names.append(func._schema.name.split("::")[1])
@@ -121,7 +119,7 @@ def test_caches_of_both_weights_give_the_same_bytes(recipe, device):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_both_main_gradients_grow_as_those_of_the_chain(recipe, device):
     tensors = inputs(device, torch.float32)
-    zeros = lambda: {"main_grad13": torch.zeros_like(tensors[1]), "main_grad2": torch.zeros_like(tensors[2])}  # noqa: E731
+    zeros = lambda: {"main_grad13": torch.zeros_like(tensors[1]), "main_grad2": torch.zeros_like(tensors[2])}
     of_node, of_chain = zeros(), zeros()
     for _ in range(2):
         actual = step(moxie.expert_mlp, tensors, recipe=recipe, **of_node)
@@ -202,7 +200,7 @@ def test_checkpointing_gives_the_same_bytes(selective, device):
     if selective:
         kept = [torch.ops.moxie.grouped_mm.quantized]
         kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
-    function = lambda *args: checkpoint(moxie.expert_mlp, *args, use_reentrant=False, **kwargs)  # noqa: E731
+    function = lambda *args: checkpoint(moxie.expert_mlp, *args, use_reentrant=False, **kwargs)
     assert_same(step(function, tensors), step(chain, tensors))
 
 

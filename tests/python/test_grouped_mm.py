@@ -64,7 +64,7 @@ def test_a_recipe_is_straight_through_its_quantizers(recipe, dtype, bias, device
 def test_random_shapes_are_straight_through(seed, device):
     rng = random.Random(seed)
     rows, groups = rng.choice([rng.randint(1, 300), 64 * rng.randint(1, 8)]), rng.randint(1, 9)
-    size = lambda: rng.choice([rng.randint(1, 200), 32 * rng.randint(1, 6), 128])  # noqa: E731
+    size = lambda: rng.choice([rng.randint(1, 200), 32 * rng.randint(1, 6), 128])
     n, k = size(), size()
     dtypes = [rng.choice([torch.bfloat16, torch.float32]) for _ in range(2)]
     problem = gaussian(
@@ -271,8 +271,8 @@ def test_nan_of_a_row_stays_in_its_row_and_its_expert(recipe, bad, device):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_strided_inputs_and_gradients_give_the_same_bytes(recipe, device):
     problem = gaussian(RAGGED, 72, 160, tail=9, device=device, bias="gn")
-    apart = lambda t: torch.stack([t, t], -1)[..., 1]  # noqa: E731
-    transposed = lambda t: t.mT.contiguous().mT  # noqa: E731
+    apart = lambda t: torch.stack([t, t], -1)[..., 1]
+    transposed = lambda t: t.mT.contiguous().mT
     expected = run(problem, recipe)
     for change in (apart, transposed):
         strided = Problem(*(change(t) for t in (problem.x, problem.w, problem.dy)), problem.offs, change(problem.bias))

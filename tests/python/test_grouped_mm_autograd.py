@@ -205,7 +205,7 @@ def activation_bytes(rows: int, groups: int, k: int, recipe: str) -> int:
 @pytest.mark.parametrize("groups", (8, 32, 64, 256))
 @pytest.mark.parametrize("rows", (2048, 8192, 32768, 131072))
 def test_what_is_kept_of_x_is_one_byte_per_element_of_its_padded_groups(rows, groups, k):
-    """In every recipe the colwise form, whatever the sizes of the groups: rows padded to the block in each, and up to 255 more."""
+    """Every recipe keeps the colwise form, whatever the group sizes: each is padded to the block, and up to 255 rows more."""
     assert activation_bytes(rows, groups, k, "bf16") == rows * k * 2
     for recipe in (name for name in QUANTIZED if not name.endswith("_hp")):
         fields = moxie.Recipe.from_name(recipe)

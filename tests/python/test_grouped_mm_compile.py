@@ -143,7 +143,7 @@ class Count(TorchDispatchMode):
 def test_activation_checkpointing_gives_the_same_bytes(recipe, reentrant, device):
     problem = problem_of(100, device, bias="n")
     eager = functools.partial(between, recipe=recipe)
-    recomputed = lambda *args: checkpoint(eager, *args, use_reentrant=reentrant)  # noqa: E731
+    recomputed = lambda *args: checkpoint(eager, *args, use_reentrant=reentrant)
     with Count() as count:
         results = step(recomputed, problem)
     assert count.products == 2
@@ -153,7 +153,7 @@ def test_activation_checkpointing_gives_the_same_bytes(recipe, reentrant, device
 def test_selective_checkpointing_keeps_the_product(device):
     problem = problem_of(100, device, bias="n")
     context = functools.partial(create_selective_checkpoint_contexts, [torch.ops.moxie.grouped_mm.quantized])
-    selective = lambda *args: checkpoint(between, *args, use_reentrant=False, context_fn=context)  # noqa: E731
+    selective = lambda *args: checkpoint(between, *args, use_reentrant=False, context_fn=context)
     with Count() as count:
         results = step(selective, problem)
     assert count.products == 1, "the result was kept, not computed again"
@@ -163,7 +163,7 @@ def test_selective_checkpointing_keeps_the_product(device):
 @pytest.mark.parametrize("kept", ([], [torch.ops.moxie.grouped_mm.quantized]), ids=("all", "selective"))
 def test_checkpointing_compiles(kept, device):
     context = functools.partial(create_selective_checkpoint_contexts, kept)
-    eager = lambda *args: checkpoint(between, *args, use_reentrant=False, context_fn=context)  # noqa: E731
+    eager = lambda *args: checkpoint(between, *args, use_reentrant=False, context_fn=context)
     function, _ = compiled(eager, "aot_eager")
     for rows in SIZES:
         problem = problem_of(rows, device, dtype=torch.float32)
@@ -285,7 +285,7 @@ def test_a_cache_works_in_a_compiled_model_with_the_hook_outside(device):
 def test_a_cache_works_under_checkpointing(device):
     plain, cached = Experts(device, cached=False), Experts(device)
     expected = train(plain, device)
-    call = lambda x, offs: checkpoint(cached, x, offs, use_reentrant=False)  # noqa: E731
+    call = lambda x, offs: checkpoint(cached, x, offs, use_reentrant=False)
     assert_same_bytes(train(cached, device, call=call, refresh=cached.cache.refresh_after), expected)
 
 

@@ -22,7 +22,7 @@ def train_step(x, w13, w2, offs, bias, recipe, main_grad):
 
 def tensors():
     generator = torch.Generator().manual_seed(0)
-    normal = lambda *shape: torch.randn(shape, generator=generator).bfloat16().cuda()  # noqa: E731
+    normal = lambda *shape: torch.randn(shape, generator=generator).bfloat16().cuda()
     x, w13, w2, bias = normal(ROWS, 256), normal(4, 256, 256), normal(4, 256, 128), normal(4, 256)
     return [t.requires_grad_() for t in (x, w13, w2)], bias.requires_grad_(), torch.zeros(4, 256, 256, device="cuda")
 
@@ -85,11 +85,9 @@ def test_dw_of_a_group_does_not_depend_on_the_others(groups):
     recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
 
     def wgrad(dy, x, offs):
-        quantized = (
-            lambda t, colwise: moxie.quantize_both(  # noqa: E731
-                t, offs=offs, rowwise_block=recipe.activations, colwise_block=colwise, rule=recipe.rule, scale_layout="quads"
-            )[2:]
-        )
+        quantized = lambda t, colwise: moxie.quantize_both(
+            t, offs=offs, rowwise_block=recipe.activations, colwise_block=colwise, rule=recipe.rule, scale_layout="quads"
+        )[2:]
         return moxie.grouped_wgrad(
             *quantized(dy, recipe.wgrad_dy),
             *quantized(x, recipe.wgrad_x),

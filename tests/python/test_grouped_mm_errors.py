@@ -196,7 +196,7 @@ def test_a_bad_pass_says_the_op_the_rule_and_the_value(name):
 
 
 def test_a_bad_gradient_to_add_to_is_refused_and_left_alone():
-    call = lambda dw, ends=OFFS: ops.grouped_wgrad_add_(dw, *DY8[2:], *X8[2:], 70, ends, **RECIPE)  # noqa: E731
+    call = lambda dw, ends=OFFS: ops.grouped_wgrad_add_(dw, *DY8[2:], *X8[2:], 70, ends, **RECIPE)
     with pytest.raises(TypeError, match="grouped_wgrad_add_: dw must be torch.float32 to be added to, got torch.bfloat16"):
         call(MAIN.bfloat16())
     with pytest.raises(ValueError, match=r"grouped_wgrad_add_: dw must be \[3, 64, 96\], got \[2, 64, 96\]"):
@@ -213,7 +213,7 @@ def test_a_bad_gradient_to_add_to_is_refused_and_left_alone():
 
 def test_scales_may_come_as_bytes(device):
     """As the buffers of a cache are under inductor, which lets no op write e8m0."""
-    to = lambda form: [t.to(device) for t in form]  # noqa: E731
+    to = lambda form: [t.to(device) for t in form]
     x, w, ends = to(X8[:2]), to(W8[:2]), OFFS.to(device)
     expected = moxie.grouped_fwd(*x, *w, ends, **RECIPE)
     as_codes = [w[0], w[1].view(torch.uint8)]

@@ -220,7 +220,7 @@ def test_the_passes_take_plain_scales_unless_told_otherwise(gpu):
 def test_a_path_with_a_gemm_takes_its_own_layout_alone():
     problem = gaussian(LARGE, 64, 96)
     x, w = moxie.quantize_both(problem.x, offs=problem.offs), moxie.quantize_both(problem.w)
-    call = lambda **said: moxie.grouped_fwd(*x[:2], *w[:2], problem.offs, recipe="mxfp8_rceil", **said)  # noqa: E731
+    call = lambda **said: moxie.grouped_fwd(*x[:2], *w[:2], problem.offs, recipe="mxfp8_rceil", **said)
     with pytest.raises(ValueError, match="grouped_fwd: scale_layout must be plain, swizzled or quads, got 'tiled'"):
         call(scale_layout="tiled")
     with pytest.raises(ValueError, match=r"grouped_fwd: x_scale must be \[1072, 4\], got \[560, 3\]"):

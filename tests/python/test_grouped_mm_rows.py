@@ -146,9 +146,7 @@ def test_no_rows_are_not_multiplied(sm90_rows):
 def test_operands_at_odd_addresses_are_copied_first(sm90_rows):
     problem = gaussian(SIZES, 64, 96)
     (x, x_scale), (w, w_scale, _, _) = moxie.quantize_per_row(problem.x), moxie.quantize_weights(problem.w, recipe=RECIPE)
-    multiply = lambda x: moxie.grouped_fwd(  # noqa: E731
-        x, x_scale, w, w_scale, problem.offs, recipe=RECIPE
-    )
+    multiply = lambda x: moxie.grouped_fwd(x, x_scale, w, w_scale, problem.offs, recipe=RECIPE)
     expected = multiply(x)
     odd = torch.empty(x.numel() + 1, dtype=x.dtype)[1:].view(x.shape)
     odd.copy_(x)

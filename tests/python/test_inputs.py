@@ -8,7 +8,6 @@ import torch
 import moxie
 from support import CASES, Case, as_bytes, as_tuple, assert_same_bytes, call, random_values, sizes_to_offs
 
-
 # ---- strides -----------------------------------------------------------------------------------------------------------------
 
 
@@ -29,7 +28,7 @@ def strided(tensor: torch.Tensor) -> torch.Tensor:
 def test_strided_inputs_give_the_same_bytes(case: Case, device):
     args, kwargs = case.make(device, 70)
     expected = as_tuple(case.op(*args, **kwargs))
-    change = lambda value: strided(value) if isinstance(value, torch.Tensor) else value  # noqa: E731
+    change = lambda value: strided(value) if isinstance(value, torch.Tensor) else value
     actual = case.op(*map(change, args), **{name: change(value) for name, value in kwargs.items()})
     assert_same_bytes(as_tuple(actual), expected)
 

@@ -23,7 +23,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
 def make(device: str, dtype=torch.bfloat16, tokens: int = 50, top_k: int = 2):
     """x, w13, w2, dy and the routing: offs, slot_of, row_of, top_k."""
-    normal = lambda *shape: torch.randn(shape).to(dtype).to(device)  # noqa: E731
+    normal = lambda *shape: torch.randn(shape).to(dtype).to(device)
     ids = moxie.top_k(torch.randn(tokens, EXPERTS), top_k)
     routing = tuple(t.to(device) for t in moxie.route(ids, EXPERTS))
     return (
@@ -96,6 +96,14 @@ SHAPES = [
 ]
 
 
+def unfused_layer(layer: moxie.nn.MoE, x: torch.Tensor) -> torch.Tensor:
+    experts, router = layer.experts, layer.router
+    routing = router(x)
+    offs, slot_of, row_of = moxie.route(routing.ids, router.num_experts)
+    rows = unfused(x, experts.w13, experts.w2, offs, slot_of, row_of, router.top_k, recipe=experts.recipe)
+    return moxie.unpermute(rows, slot_of, row_of, x.shape[0], weights=routing.weights) + layer.shared(x)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_layer_gives_the_bytes_of_its_unfused_steps(recipe, device):
     for tokens, experts, top_k in SHAPES:
@@ -103,14 +111,8 @@ def test_the_layer_gives_the_bytes_of_its_unfused_steps(recipe, device):
             layer = moxie.nn.MoE(DIM, HIDDEN, experts, top_k, recipe=recipe, device=device, dtype=dtype, shared_hidden_dim=32)
             x = torch.randn(tokens, DIM, device=device, dtype=dtype, requires_grad=True)
 
-            def steps(x):
-                routing = layer.router(x)
-                offs, slot_of, row_of = moxie.route(routing.ids, experts)
-                rows = unfused(x, layer.experts.w13, layer.experts.w2, offs, slot_of, row_of, top_k, recipe=recipe)
-                return moxie.unpermute(rows, slot_of, row_of, tokens, weights=routing.weights) + layer.shared(x)
-
             names = ["x", *(name for name, _ in layer.named_parameters())]
-            actual, expected = layer(x), steps(x)
+            actual, expected = layer(x), unfused_layer(layer, x)
             assert_same_bytes(actual, expected, "y")
             dy, leaves = torch.randn_like(actual), [x, *layer.parameters()]
             grads = zip(names, torch.autograd.grad(actual, leaves, dy), torch.autograd.grad(expected, leaves, dy))
@@ -127,7 +129,7 @@ def test_rows_are_quantized_by_the_op_that_takes_them_in_the_forms_that_are_need
         leaves = [leaf.requires_grad_(need) for leaf, need in zip(tensors, needs)]
         with Spy() as spy:
             fused(*leaves, *routing, recipe=recipe)
-        if recipe in ("bf16", "fp8_rowwise") or recipe in KEEP_ROWS and needs[1]:
+        if recipe in ("bf16", "fp8_rowwise") or (recipe in KEEP_ROWS and needs[1]):
             taken_by = "permute"
         else:
             taken_by = "_permute_quantize both forms" if needs[1] else "_permute_quantize one form"
@@ -161,7 +163,7 @@ def test_rows_of_tokens_are_neither_made_nor_kept(recipe, device):
 def test_caches_and_main_gradients_give_the_same_bytes(recipe, device):
     problem = make(device, torch.float32)
     _, w13, w2 = problem[0]
-    options = lambda: {"recipe": recipe, "main_grad13": torch.zeros_like(w13), "main_grad2": torch.zeros_like(w2)}  # noqa: E731
+    options = lambda: {"recipe": recipe, "main_grad13": torch.zeros_like(w13), "main_grad2": torch.zeros_like(w2)}
     of_node, of_steps = options(), options()
     caches = (
         {}
@@ -198,7 +200,7 @@ def test_checkpointing_gives_the_same_bytes(selective, device):
     if selective:
         kept = [torch.ops.moxie.grouped_mm.quantized]
         kwargs["context_fn"] = functools.partial(create_selective_checkpoint_contexts, kept)
-    function = lambda *args: checkpoint(fused, *args, use_reentrant=False, **kwargs)  # noqa: E731
+    function = lambda *args: checkpoint(fused, *args, use_reentrant=False, **kwargs)
     assert_same(step(function, problem), step(unfused, problem))
 
 

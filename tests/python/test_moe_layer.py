@@ -161,7 +161,7 @@ def expected_stats(x, offs, recipe, part):
     """The same numbers from the quantizers, in f64."""
     recipe = moxie.Recipe.from_name(recipe)
     wide = x.double()
-    if recipe.scaling == "none" or recipe.wgrad_with_hp and part in ("x_t", "dy_t"):
+    if recipe.scaling == "none" or (recipe.wgrad_with_hp and part in ("x_t", "dy_t")):
         decoded, limit = x.bfloat16().double(), None
     elif recipe.scaling == "row":
         rowwise = not part.endswith("_t")

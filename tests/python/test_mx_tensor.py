@@ -14,7 +14,6 @@ import moxie
 from grouped_reference import gaussian, run, sqnr
 from moxie.mx_tensor import MXTensor
 from support import assert_same_bytes, random_values
-from test_grouped_mm_sm100 import sm100  # noqa: F401 (a fixture)
 
 RAGGED = [37, 0, 64, 5, 120]
 RECIPES = [name for name in moxie.recipe_names() if name.startswith("mxfp8")]
@@ -173,7 +172,7 @@ def test_what_is_not_defined_says_so(call, words):
 
 def run_mx(problem, recipe, *, leaf=False, compiled=None, block=None, **kwargs):
     fields = moxie.Recipe.from_name(str(recipe))
-    to_mx = lambda x: MXTensor.to_mx(x, block=block or fields.activations, rule=fields.rule)  # noqa: E731
+    to_mx = lambda x: MXTensor.to_mx(x, block=block or fields.activations, rule=fields.rule)
     x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
     bias = None if problem.bias is None else problem.bias.detach().requires_grad_()
     offs = problem.offs
@@ -334,7 +333,7 @@ def test_only_the_gradients_that_are_needed_are_computed(device):
 
 
 @pytest.mark.parametrize("recipe", ("mxfp8_rceil", "mxfp8_rceil_128"))
-def test_it_takes_the_blackwell_path_in_its_layout(recipe, sm100):  # noqa: F811
+def test_it_takes_the_blackwell_path_in_its_layout(recipe, sm100):
     problem = gaussian(RAGGED, 64, 160, tail=9)
     expected = run(problem, recipe)
     y, dx, dw, _ = run_mx(problem, recipe)

@@ -99,7 +99,7 @@ def test_the_ops_that_a_layer_calls_obey_torch(recipe, device):
     assert torch.ops.moxie.grouped_mm.quantized in checked
 
 
-# ---- what explain says is what runs ----------------------------------------------------------------------------------------------
+# ---- what explain says is what runs --------------------------------------------------------------------------------------------
 
 
 def products_of(call, device: str) -> set[str]:
@@ -131,6 +131,14 @@ def said(told, device: str) -> set[str]:
     return {"scaled" if kernel in ("sm90_rows", "sm100") else kernel for kernel in kernels}
 
 
+def products_of_both(problem, recipe: str, device: str) -> tuple[set[str], set[str]]:
+    """Of forward and of backward."""
+    results = []
+    x, w = problem.x.requires_grad_(), problem.w.requires_grad_()
+    forward = products_of(lambda: results.append(moxie.grouped_mm(x, w, problem.offs, recipe=recipe)), device)
+    return forward, products_of(lambda: results[0].backward(problem.dy), device)
+
+
 @pytest.mark.parametrize("n, k", ((64, 96), (48, 80), (40, 72), (33, 50)))
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_explain_names_the_products_that_run(recipe, n, k, device):
@@ -142,12 +150,10 @@ def test_explain_names_the_products_that_run(recipe, n, k, device):
                 told = moxie.explain(recipe, n, k, rows=73, groups=3, device=device, dtype=dtype)
                 if device == "cpu" and told.forward.kernel == "sm90_rows":
                     continue  # torch has it on a GPU alone
-                problem, results = gaussian([40, 0, 33], n, k, device=device, dtype=dtype), []
-                x, w = problem.x.requires_grad_(), problem.w.requires_grad_()
-                ran = products_of(lambda: results.append(moxie.grouped_mm(x, w, problem.offs, recipe=recipe)), device)
-                assert ran == said([told.forward], device), (gpu, told)
-                ran = products_of(lambda: results[0].backward(problem.dy), device)
-                assert ran == said([told.dgrad, told.wgrad], device), (gpu, told)
+                problem = gaussian([40, 0, 33], n, k, device=device, dtype=dtype)
+                forward, backward = products_of_both(problem, recipe, device)
+                assert forward == said([told.forward], device), (gpu, told)
+                assert backward == said([told.dgrad, told.wgrad], device), (gpu, told)
             finally:
                 torch.ops.moxie._pretend_gpu("")
 
@@ -160,12 +166,12 @@ def test_explain_counts_the_bytes_that_are_kept(recipe, device):
         w = torch.empty(groups, n, k, dtype=torch.bfloat16, device="meta", requires_grad=True)
         offs = torch.empty(groups, dtype=torch.int32, device="meta")
         told = moxie.explain(recipe, n, k, rows=rows, groups=groups, device="cpu", needs_dx=False)
-        with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
             moxie.grouped_mm(x, w, offs, recipe=recipe)
         assert sum(t.nbytes for t in saved if t.dtype != torch.int32) == told.x_bytes and told.w_bytes == 0
 
 
-# ---- a graph on disk -------------------------------------------------------------------------------------------------------------
+# ---- a graph on disk -----------------------------------------------------------------------------------------------------------
 
 COMPILED = """
 import os, sys
@@ -208,7 +214,7 @@ def test_the_compile_cache_is_tagged_with_the_library(tmp_path):
     assert f"moxie-{file.st_size}-{file.st_mtime_ns}" in torch.compiler.config.cache_key_tag
 
 
-# ---- a recipe that is slower than bf16 ---------------------------------------------------------------------------------------------
+# ---- a recipe that is slower than bf16 -----------------------------------------------------------------------------------------
 
 WARNING = """
 import sys, warnings
@@ -245,7 +251,7 @@ def test_the_warning_is_silenced_as_any_other():
     assert "takes longer" not in warned("sm90", "silent")[1]
 
 
-# ---- integers that no plan made ----------------------------------------------------------------------------------------------------
+# ---- integers that no plan made ------------------------------------------------------------------------------------------------
 
 X, H = torch.randn(64, 256).bfloat16(), torch.randn(64, 512).bfloat16()
 W, ENDS = torch.randn(2, 128, 256).bfloat16(), torch.tensor([10, 64], dtype=torch.int32)
@@ -292,7 +298,7 @@ def test_an_integer_that_no_plan_made_is_refused_or_harmless(name):
         TAKING_A_SPEC[name](-1)
 
 
-# ---- what a pass on its own must refuse ----------------------------------------------------------------------------------------------
+# ---- what a pass on its own must refuse ----------------------------------------------------------------------------------------
 
 
 def test_a_bias_of_another_dtype_is_refused():
@@ -312,7 +318,7 @@ def test_offs_are_checked_where_there_are_no_rows():
 
 def test_explain_without_groups_is_a_call_without_offs():
     saved, w = [], W[:1].detach().requires_grad_()
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
+    with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
         moxie.grouped_mm(X[:5], w, recipe="mxfp8_rceil")
     told = moxie.explain("mxfp8_rceil", 128, 256, rows=5, device="cpu", needs_dx=False)
     assert told.x_bytes == sum(t.nbytes for t in saved)

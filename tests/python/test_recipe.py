@@ -207,7 +207,7 @@ def test_on_a_cpu_everything_is_decoded_and_says_why():
         decoded = "mm" if name == "bf16" else "decode, mm"
         wgrad = "mm" if name == "mxfp8_rceil_wgrad_with_hp" else decoded
         assert kernels(name) == [decoded, decoded, wgrad]
-    reason = lambda name: moxie.explain(name, 64, 64, device="cpu").forward.reason  # noqa: E731
+    reason = lambda name: moxie.explain(name, 64, 64, device="cpu").forward.reason
     assert reason("mxfp8_rceil") == reason("fp8_rowwise") == "a CPU has no FP8 product"
     assert reason("bf16") == "the recipe quantizes nothing"
     assert reason("mxfp8_emulated_rceil") == "the recipe asks for it"

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 import moxie
 from grouped_reference import sqnr
+from moxie.converted import is_converted
 from moxie.torchao_compat import (
     FP8GroupedMMConfig,
     FP8GroupedMMRecipe,
@@ -26,7 +27,6 @@ from moxie.torchao_compat import (
     generate_jagged_offs,
     quantize_,
 )
-from moxie.converted import is_converted
 
 GROUPS, ROWS, N, K = 8, 2048, 128, 96
 

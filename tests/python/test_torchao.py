@@ -15,11 +15,11 @@ from support import BLOCKS, RULES, as_bytes, assert_same_bytes, block_shape, e8m
 
 pytest.importorskip("torchao", reason="torchao, the oracle, is not installed")
 
-from torchao.float8.float8_utils import amax_to_scale  # noqa: E402
-from torchao.prototype.moe_training.kernels.mxfp8 import quant as ao  # noqa: E402
-from torchao.prototype.mx_formats.config import ScaleCalculationMode  # noqa: E402
-from torchao.prototype.mx_formats.mx_tensor import to_mx  # noqa: E402
-from torchao.prototype.mx_formats.utils import from_blocked, to_blocked  # noqa: E402
+from torchao.float8.float8_utils import amax_to_scale
+from torchao.prototype.moe_training.kernels.mxfp8 import quant as ao
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.prototype.mx_formats.mx_tensor import to_mx
+from torchao.prototype.mx_formats.utils import from_blocked, to_blocked
 
 DTYPES = (torch.bfloat16, torch.float32)
 
@@ -250,7 +250,7 @@ def test_per_row_and_per_col_scales_are_those_of_the_fp8_rowwise_recipe(seed, de
     rng = random.Random(seed)
     rows, cols = rng.randint(1, 200), rng.randint(1, 200)
     x = random_values(rows, cols, dtype=rng.choice(DTYPES), seed=seed)
-    check_pair = lambda actual, expected: assert_same_bytes([t.cpu() for t in actual], expected)  # noqa: E731
+    check_pair = lambda actual, expected: assert_same_bytes([t.cpu() for t in actual], expected)
     check_pair(moxie.quantize_per_row(x.to(device)), fp8_rowwise(x))
 
     sizes = [rng.randint(1, 30) for _ in range(rng.randint(1, 5))]

@@ -132,7 +132,7 @@ needs_torchao = pytest.mark.skipif(torchao is None, reason="torchao is not insta
 )
 def test_arguments_have_the_same_names_order_and_defaults(module, name):
     theirs = getattr(pytest.importorskip(f"torchao.prototype.moe_training.{module}"), name)
-    plain = lambda value: getattr(value, "value", value)  # noqa: E731
+    plain = lambda value: getattr(value, "value", value)
     ours = inspect.signature(getattr(compat, name)).parameters
     expected = inspect.signature(theirs).parameters
     assert [arg for arg in ours if arg != "prequantized_A"] == list(expected)

@@ -10,14 +10,13 @@ import random
 import pytest
 import torch
 
-import moxie
 from grouped_reference import Problem, Results, gaussian, run, sqnr
 
 pytest.importorskip("torchao", reason="torchao, the oracle, is not installed")
 
-from torchao.prototype.moe_training.mxfp8_grouped_mm import _to_mxfp8_then_scaled_grouped_mm  # noqa: E402
-from torchao.prototype.mx_formats.config import ScaleCalculationMode  # noqa: E402
-from torchao.quantization.quantize_.common.kernel_preference import KernelPreference  # noqa: E402
+from torchao.prototype.moe_training.mxfp8_grouped_mm import _to_mxfp8_then_scaled_grouped_mm
+from torchao.prototype.mx_formats.config import ScaleCalculationMode
+from torchao.quantization.quantize_.common.kernel_preference import KernelPreference
 
 SHAPES = 60
 

@@ -10,8 +10,16 @@ import time
 import pytest
 import torch
 
-from program import checkpoints, command, metrics, micro, read_tensors, run, train, write_tensors
-from program import finished  # noqa: F401 (a fixture)
+from program import (
+    checkpoints,
+    command,
+    metrics,
+    micro,
+    read_tensors,
+    run,
+    train,
+    write_tensors,
+)
 
 
 def weights_of(folder):
@@ -145,7 +153,7 @@ def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
     train(tmp_path / "parts", batch=2, accumulate=2, **flags)
     whole, parts = (metrics(tmp_path / name, "step") for name in ("whole", "parts"))
     for a, b in zip(whole, parts):
-        # Sums of 64 losses in another order, in float32; AdamW's first steps may turn a rounding of a gradient near 0 into one of lr.
+        # Sums of 64 f32 losses in another order; AdamW's first steps may turn a rounding of a gradient near 0 into one of lr.
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 

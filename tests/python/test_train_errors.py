@@ -8,8 +8,15 @@ import time
 
 import pytest
 
-from program import checkpoints, command, forge, metrics, micro, run, train
-from program import finished  # noqa: F401 (a fixture)
+from program import (
+    checkpoints,
+    command,
+    forge,
+    metrics,
+    micro,
+    run,
+    train,
+)
 
 
 @pytest.mark.parametrize(
