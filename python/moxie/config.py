@@ -102,8 +102,12 @@ def _member(op: str, field: str, kind: type[enum.Enum], value: object) -> enum.E
         raise ValueError(f"{op}: {field} must be one of {names}, got {value!r}") from None
 
 
-def _out(op: str, dtype: torch.dtype | None) -> str:
-    known = {None: "input", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+def _out(op: str, dtype: torch.dtype | None) -> Literal["input", "bfloat16", "float32"]:
+    known: dict[torch.dtype | None, Literal["input", "bfloat16", "float32"]] = {
+        None: "input",
+        torch.bfloat16: "bfloat16",
+        torch.float32: "float32",
+    }
     if dtype not in known:
         raise TypeError(
             f"{op}: out_dtype must be torch.bfloat16, torch.float32, or None for that of the activations, got {dtype}"
@@ -130,10 +134,12 @@ class GroupedMMConfig:
     True
     """
 
+    recipe_text: str = dataclasses.field(init=False, repr=False, compare=False)  # a graph can read text
+
     def __post_init__(self):
         if type(self) is GroupedMMConfig:
             raise TypeError("GroupedMMConfig: use MXFP8GroupedMMConfig or FP8GroupedMMConfig")
-        # An illegal combination is refused here, not in the first forward; and a graph can read text.
+        # An illegal combination is refused here, not in the first forward.
         object.__setattr__(self, "recipe_text", str(self.to_recipe()))
         if wants_cache(self) not in (False, True, "kn"):
             raise ValueError(f"{type(self).__name__}: weight_cache must be False, True or 'kn', got {wants_cache(self)!r}")

@@ -73,9 +73,9 @@ class Target:
 
     def convert_(self, config: AnyConfig, tied: Conversion | None = None) -> Conversion:
         """`tied`: what the same parameter has become under another name."""
-        if self.is_own:
+        if isinstance(self.module, GroupedExperts):
             return _convert_own(self.module, config, self.fqn)
-        if self.is_linear:
+        if isinstance(self.module, nn.Linear):
             return MXLinear.from_float(self.module, config, name=self.fqn).conversion
         return convert_parameter_(self.module, self.name, tied or Conversion(self.fqn, config))
 

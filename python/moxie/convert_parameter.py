@@ -48,6 +48,7 @@ class Names(dict):
 
     def __reduce_ex__(self, protocol):
         module = self.module()
+        assert module is not None  # it is being saved
         entries = [(name, conversion, module._parameters.get(name)) for name, conversion in self.items()]
         return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_transposed", None)) for entry in entries])
 
@@ -65,13 +66,14 @@ def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> 
     """Converts the parameter `name` of the module, in place. One that has several names shares its conversion."""
     _let_torch_know()
     parameter = module._parameters[name]
+    assert parameter is not None
     if getattr(parameter, "_moxie", None) is not conversion:
         _convert(module, name, parameter, conversion)
-    if not hasattr(module, "_moxie_converted"):
-        module._moxie_converted = Names(module)
+    if "_moxie_converted" not in module.__dict__:
+        module.__dict__["_moxie_converted"] = Names(module)
         module.register_load_state_dict_post_hook(_after_load)
         module.register_forward_pre_hook(_before_forward)
-    module._moxie_converted[name] = conversion
+    module.__dict__["_moxie_converted"][name] = conversion
     return conversion
 
 
@@ -94,7 +96,7 @@ def refresh_parameters_(module: nn.Module) -> list[WeightCache | None]:
     converted = module.__dict__.get("_moxie_converted", {})
     for name, conversion in converted.items():
         parameter = module._parameters.get(name)
-        if type(parameter) in _OF_OURS:  # neither removed nor sharded
+        if parameter is not None and type(parameter) in _OF_OURS:  # not a sharded one
             tag(parameter, conversion)
             if conversion.cache is not None:
                 conversion.cache.refresh_(parameter)
@@ -109,18 +111,18 @@ def _before_forward(module: nn.Module, args) -> None:
     """What has put another parameter in place of ours, as FSDP2 does, wants that one converted."""
     if torch.compiler.is_compiling():
         return
-    for name, conversion in module._moxie_converted.items():
+    for name, conversion in module.__dict__["_moxie_converted"].items():
         parameter = module._parameters.get(name)
-        if type(parameter) in (nn.Parameter, ConvertedTensor):
+        if parameter is not None and type(parameter) in (nn.Parameter, ConvertedTensor):
             tag(parameter, conversion, False if conversion.cache is None else None)  # a cache would be of another parameter
 
 
 def restore_parameter_(module: nn.Module, name: str) -> None:
     """The inverse; on a parameter that is not converted it does nothing."""
     parameter = module._parameters.get(name)
-    if is_converted(parameter):
+    if parameter is not None and is_converted(parameter):
         parameter.__class__ = nn.Parameter
-        del parameter._moxie, parameter._moxie_transposed
+        del parameter.__dict__["_moxie"], parameter.__dict__["_moxie_transposed"]
     converted = module.__dict__.get("_moxie_converted", {})
     conversion = converted.pop(name, None)
     if conversion is not None:

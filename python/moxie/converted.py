@@ -7,6 +7,7 @@ product finds the conversion however the model writes it. Every other op gives w
 import copy
 import warnings
 from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
 
 import torch
 import torch.nn.functional as F
@@ -32,12 +33,15 @@ class Conversion:
         return f"Conversion({self.name!r}, {self.config!r})"
 
 
-class _Converted:
+class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
     """Of every class here: `_moxie`, the Conversion, and `_moxie_transposed`.
 
     `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else: only the
     whole of it has a weight cache.
     """
+
+    _moxie: Conversion
+    _moxie_transposed: bool | None
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -91,18 +95,20 @@ _OURS = ("_moxie", "_moxie_transposed", "_is_param")  # of the attributes that u
 
 
 def tag(parameter: nn.Parameter, conversion: Conversion, transposed: bool | None = False) -> None:
-    parameter._moxie, parameter._moxie_transposed = conversion, transposed
     parameter.__class__ = ConvertedParameter
+    converted = cast(ConvertedParameter, parameter)
+    converted._moxie, converted._moxie_transposed = conversion, transposed
 
 
-def _mark(out: Tensor, origin: Tensor, transposed: bool | None) -> Tensor:
+def _mark(out: Tensor, origin: _Converted, transposed: bool | None) -> Tensor:
     # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
     out = out.view(out.shape) if torch.compiler.is_compiling() else out
-    out = out.as_subclass(ConvertedTensor)
-    out._moxie = origin._moxie
-    before = origin._moxie_transposed
-    out._moxie_transposed = None if transposed is None or before is None else before != transposed
-    return out
+    marked = out.as_subclass(ConvertedTensor)
+    marked._moxie = origin._moxie
+    marked._moxie_transposed = (
+        None if transposed is None or origin._moxie_transposed is None else origin._moxie_transposed != transposed
+    )
+    return marked
 
 
 # ---- what keeps the conversion --------------------------------------------------------------------------------------------------
@@ -139,12 +145,9 @@ def _part(args, kwargs, out) -> bool | None:
 
 def _views() -> dict[Callable, Callable]:
     """From a function to how it transposes the whole parameter. Only these keep the conversion."""
-    views = {
-        torch.Tensor.mT.__get__: _transposed,
-        torch.Tensor.mH.__get__: _transposed,
-        torch.Tensor.T.__get__: _part,
-        torch.Tensor.__getitem__: _part,
-    }
+    views: dict[Callable, Callable] = {torch.Tensor.__getitem__: _part}
+    for name, transpose in (("mT", _transposed), ("mH", _transposed), ("T", _part)):
+        views[getattr(torch.Tensor, name).__get__] = transpose
     names = {
         _transposed_by_dims: "transpose swapaxes swapdims",
         _transposed_by_permute: "permute",
@@ -170,7 +173,7 @@ _DETACH = (torch.Tensor.detach, torch.detach)
 # Each takes the arguments of torch's function and means the same. None: not a product with a converted weight, so torch's own.
 
 
-def _cache_of(w: Tensor, transposed: bool) -> WeightCache | None:
+def _cache_of(w: _Converted, transposed: bool) -> WeightCache | None:
     """w's cache, if w is the whole parameter in the orientation that was cached: `transposed` says how the product took it."""
     conversion = w._moxie
     if conversion.cache is None:
@@ -189,27 +192,28 @@ def _cache_of(w: Tensor, transposed: bool) -> WeightCache | None:
     return None
 
 
-def _multiply(x: Tensor, w: Tensor, transposed: bool, offs=None, bias=None, dtype=None) -> Tensor:
+def _multiply(x: Tensor, w: _Converted, transposed: bool, offs=None, bias=None, dtype=None) -> Tensor:
     """x times w as [G, N, K] (transposed: as [G, K, N], the order of torch's grouped product)."""
     conversion, cache = w._moxie, _cache_of(w, transposed)
     if not torch.compiler.is_compiling():
         conversion.used = True
-    w = w.transpose(-2, -1) if transposed else w
-    return grouped_mm(x, w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache)
+    return grouped_mm(
+        x, w.transpose(-2, -1) if transposed else w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache
+    )
 
 
-def _multiply_2d(x: Tensor, w: Tensor, transposed: bool, bias=None) -> Tensor:
+def _multiply_2d(x: Tensor, w: _Converted, transposed: bool, bias=None) -> Tensor:
     """x [..., K] times one matrix [N, K] (transposed: [K, N])."""
     conversion = w._moxie
     _cache_of(w, transposed)  # there is none of a matrix: it only warns
     if not torch.compiler.is_compiling():
         conversion.used = True
-    w = w.t() if transposed else w
-    y = grouped_mm(x.reshape(-1, x.shape[-1]), w.unsqueeze(0), recipe=conversion.recipe, bias=bias)
-    return y.reshape(*x.shape[:-1], w.shape[0])
+    matrix = w.t() if transposed else w
+    y = grouped_mm(x.reshape(-1, x.shape[-1]), matrix.unsqueeze(0), recipe=conversion.recipe, bias=bias)
+    return y.reshape(*x.shape[:-1], matrix.shape[0])
 
 
-def _multiply_batch(x: Tensor, w: Tensor, bias=None, dtype=None, *, transposed: bool = True) -> Tensor:
+def _multiply_batch(x: Tensor, w: _Converted, bias=None, dtype=None, *, transposed: bool = True) -> Tensor:
     """x [G, T, K] times w [G, K, N] (not transposed: [G, N, K]): groups of T rows."""
     groups, rows, k = x.shape
     offs = torch.arange(1, groups + 1, dtype=torch.int32, device=x.device) * rows
@@ -306,5 +310,5 @@ if hasattr(F, "grouped_mm"):
     _PRODUCTS[F.grouped_mm] = _functional_grouped_mm
 
 
-def is_converted(parameter: Tensor) -> bool:
+def is_converted(parameter: object) -> bool:
     return isinstance(parameter, _Converted)

@@ -258,6 +258,11 @@ class WeightCache(torch.nn.Module):
     >>> optimizer.step()  # and the cache holds the new weights
     """
 
+    qdata: Tensor
+    scale: Tensor
+    qdata_t: Tensor
+    scale_t: Tensor
+
     def __init__(self, w: Tensor, *, recipe: AnyRecipe = DEFAULT_RECIPE):
         super().__init__()
         self.recipe = str(recipe)
@@ -296,15 +301,13 @@ class WeightCache(torch.nn.Module):
 
     def __getstate__(self):
         # As bytes, which pickle can carry as well as torch.save.
-        buffers = {
-            name: tensor.view(torch.uint8) if name in ("qdata", "qdata_t") else tensor for name, tensor in self._buffers.items()
-        }
-        return {**self.__dict__, "_buffers": buffers}
+        as_bytes = {name: getattr(self, name).view(torch.uint8) for name in ("qdata", "qdata_t")}
+        return {**self.__dict__, "_buffers": {**self._buffers, **as_bytes}}
 
     def __setstate__(self, state):
         super().__setstate__(state)
         for name in ("qdata", "qdata_t"):
-            self._buffers[name] = self._buffers[name].view(torch.float8_e4m3fn)
+            self._buffers[name] = getattr(self, name).view(torch.float8_e4m3fn)
 
     @torch.no_grad()
     def refresh_(self, w: Tensor | None = None) -> "WeightCache":
@@ -329,7 +332,11 @@ class WeightCache(torch.nn.Module):
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
         """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
-        return optimizer.register_step_post_hook(lambda *_: self.refresh_())
+
+        def refresh(*_) -> None:
+            self.refresh_()
+
+        return optimizer.register_step_post_hook(refresh)
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:

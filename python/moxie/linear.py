@@ -1,6 +1,7 @@
 """MXLinear: nn.Linear whose three products are quantized."""
 
 import warnings
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,8 @@ class MXLinear(nn.Linear):
     torch.Size([2, 5, 96])
     """
 
+    conversion: Conversion
+
     def __init__(
         self,
         in_features: int,
@@ -49,8 +52,9 @@ class MXLinear(nn.Linear):
             )
         conversion = Conversion(name, config)  # refuses what is no config before anything changes
         linear.__class__ = cls
-        linear._convert(conversion.config, name)
-        return linear
+        converted = cast(MXLinear, linear)
+        converted._convert(conversion.config, name)
+        return converted
 
     def to_float(self) -> nn.Linear:
         """The inverse of from_float."""
@@ -73,9 +77,12 @@ class MXLinear(nn.Linear):
         super()._load_from_state_dict(*args, **kwargs)
         self.refresh_()
 
+    def _cache(self) -> ViewCache | None:
+        return cast("ViewCache | None", self._modules.get("weight_cache"))
+
     def refresh_(self) -> None:
         """Quantizes the cached weight again, if there is one. A sharded weight has none."""
-        cache = self.conversion.cache
+        cache = self._cache()
         if cache is not None and (cache.is_of(self.weight) or type(self.weight) is nn.Parameter):
             cache.refresh_(self.weight)
 
@@ -84,7 +91,7 @@ class MXLinear(nn.Linear):
         return self.conversion.config
 
     def forward(self, x: Tensor) -> Tensor:
-        cache = self._modules.get("weight_cache")
+        cache = self._cache()
         if not torch.compiler.is_compiling():
             self.conversion.used = True
             if cache is not None and not cache.is_of(self.weight):

@@ -5,8 +5,10 @@ function as soon as moxie is imported.
 import torch
 from torch import Tensor
 
+from moxie.ops import Block
 
-def rebuild(qdata: Tensor, scale: Tensor, dtype: torch.dtype, block: str, requires_grad: bool) -> Tensor:
+
+def rebuild(qdata: Tensor, scale: Tensor, dtype: torch.dtype, block: Block, requires_grad: bool) -> Tensor:
     """From bytes, which pickle can carry as well as torch.save. A file may hold anything: what does not fit is refused."""
     from moxie.mx_tensor import MXTensor
 

@@ -1,6 +1,7 @@
 """What torch's own ops do with an MXTensor: those that move values, and none that computes with them."""
 
 import itertools
+from collections.abc import Callable
 
 import torch
 
@@ -90,7 +91,7 @@ def _unchanged(func, mx, *args, **kwargs):
     return func(mx.qdata, *args, **kwargs)
 
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[Callable, Callable] = {
     _aten.detach.default: _alias,
     _aten.alias.default: _alias,
     _aten.clone.default: _clone,

@@ -122,7 +122,7 @@ class MXTensor(Tensor):
     def orig_dtype(self) -> torch.dtype:
         return self.dtype
 
-    def __repr__(self, *, tensor_contents=None) -> str:
+    def __repr__(self, *, tensor_contents=None) -> str:  # type: ignore[override]
         return (
             f"MXTensor(shape={tuple(self.shape)}, dtype={self.dtype}, block={self.block}, device={self.device}, "
             f"requires_grad={self.requires_grad})"
@@ -153,10 +153,10 @@ class MXTensor(Tensor):
     def is_shared(self) -> bool:
         return self.qdata.is_shared() and self.scale.is_shared()
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
         from moxie.mx_ops import IMPLEMENTATIONS
 
         implementation = IMPLEMENTATIONS.get(func)

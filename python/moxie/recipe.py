@@ -5,7 +5,7 @@ docs/RECIPES.md says which to choose.
 """
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -57,17 +57,17 @@ class Recipe:
         True
         """
         prefix, _, rest = _ops._recipe(text).partition(":")
-        fields = dict(field.split("=") for field in rest.split(","))
+        fields: dict[str, Any] = dict(field.split("=") for field in rest.split(","))
         if "wgrad_with_hp" in fields:
             fields["wgrad_with_hp"] = fields["wgrad_with_hp"] == "true"
-        scaling = {prefix: scaling for scaling, prefix in _PREFIX.items()}.get(prefix)
+        scaling: Any = {prefix: scaling for scaling, prefix in _PREFIX.items()}.get(prefix)
         if scaling is None:
             raise ValueError(f"Recipe.from_name: there is no recipe {text!r}; there are {', '.join(_ops._recipe_names())}")
         return cls(scaling=scaling, **fields)
 
     def __str__(self) -> str:
         """The text that an op takes; `from_name` of it gives the recipe back."""
-        fields = {"kernels": self.kernels, "out": self.out}
+        fields: dict[str, str] = {"kernels": self.kernels, "out": self.out}
         if self.scaling != "none" or self.wgrad_with_hp:
             fields["wgrad_with_hp"] = str(self.wgrad_with_hp).lower()
         defaults = {field.name: field.default for field in dataclasses.fields(self)}

@@ -5,6 +5,7 @@ import warnings
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from moxie.converted import Conversion
 from moxie.recipe import Recipe, recipe_names
@@ -103,7 +104,7 @@ class WarnUnused:
 
     def __init__(self, report: Report):
         self.report = report
-        self.handle = None
+        self.handle: RemovableHandle | None = None
 
     def __call__(self, module: nn.Module, args, out) -> None:
         if torch.compiler.is_compiling():

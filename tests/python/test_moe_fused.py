@@ -253,6 +253,12 @@ BAD_CALLS = [
 ]
 
 
+def test_experts_that_collect_stats_take_slot_of_and_row_of_together_too():
+    experts = moxie.nn.GroupedExperts(DIM, HIDDEN, 2, collect_stats=True)
+    with pytest.raises(ValueError, match="give slot_of and row_of together, or neither"):
+        experts(X, OFFS, slot_of=SLOT_OF)
+
+
 @pytest.mark.parametrize(
     "kwargs, exception, parts", [pytest.param(*case[:2], case[2:], id=str(i)) for i, case in enumerate(BAD_CALLS)]
 )
