@@ -24,7 +24,7 @@ help:
 	@echo "make bench    set up, build, measure; prints tables and writes JSON"
 	@echo "make setup    install what is missing (says first what that is)"
 	@echo "make build    set up and build"
-	@echo "make format   format the C++ and CUDA sources in place"
+	@echo "make format   format the C++, CUDA and Python sources in place"
 	@echo "make clean    remove build/ (environments stay)"
 	@echo
 	@echo "PYTHON=$(PYTHON)  used as it is if it has torch $(call torch_version,OLDEST) or later; else VENV is made with it"
@@ -59,7 +59,9 @@ bench: build
 	done
 
 format:
+	@tools/setup.sh --with-linters
 	@tools/check_format.sh --fix
+	@tools/check_python.sh --fix
 
 clean:
 	rm -rf build

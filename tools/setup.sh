@@ -3,7 +3,10 @@
 # nothing is missing it changes nothing and needs no network. The interpreter it settles on is
 # written to BUILD/python.
 #
-#   tools/setup.sh [--with-clang-format]
+#   tools/setup.sh [--with-linters]
+#
+# --with-linters also installs what tools/check_*.sh run: clang-format and clang-tidy with apt, ruff
+# and mypy into an environment of their own, BUILD/linters.
 #
 # PYTHON    interpreter to use, or to make VENV with (default: python3)
 # TORCH     what to install when there is no torch that is new enough (default: torch==2.13.0); may
@@ -18,11 +21,12 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 named_torch=${TORCH:-}
 : "${TORCH:=torch==2.13.0}"
 torchao=torchao==0.18.0       # the tests' oracle; those that need it skip without it
+linters=(ruff==0.17.5 mypy==2.4.1)  # exact: another version formats, and complains, otherwise
 venv=$(realpath -ms "$VENV")
 unfinished=$venv/.unfinished  # is there while packages are being installed
 no_torchao=$venv/.no-torchao  # installing it failed once: not tried again
-with_clang_format=no
-[[ ${1:-} != --with-clang-format ]] || with_clang_format=yes
+with_linters=no
+[[ ${1:-} != --with-linters ]] || with_linters=yes
 
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
@@ -38,6 +42,14 @@ has_compiler() {
 #include <span>
 static_assert(std::bit_cast<unsigned>(1.0f) == 0x3f800000 && std::integral<int>);
 CC
+}
+has_linters() {
+  local python=$BUILD/linters/bin/python
+  [[ -x $python ]] && "$python" - "${linters[@]}" 2>/dev/null <<'PY'
+import sys
+from importlib import metadata
+sys.exit(any(metadata.version(name) != version for name, version in (pin.split("==") for pin in sys.argv[1:])))
+PY
 }
 has_header() { compiler -E - >/dev/null 2>&1 <<<"#include <$1>"; }
 has_gtest() {
@@ -74,7 +86,10 @@ missing_packages() {
   if [[ $base == /usr/bin/python3* ]] && ! has_python_headers "$base" 2>/dev/null; then
     echo python3-dev
   fi
-  [[ $with_clang_format == no ]] || command -v clang-format >/dev/null || echo clang-format
+  if [[ $with_linters == yes ]]; then
+    command -v clang-format >/dev/null || echo clang-format
+    command -v clang-tidy >/dev/null || echo clang-tidy
+  fi
 }
 
 install_packages() {
@@ -173,7 +188,14 @@ if [[ $plan == create ]]; then say "will create the virtual environment ${venv#"
 if [[ ${#from_pip[@]} -gt 0 ]]; then
   say "will install with pip, for ${python#"$PWD"/}: ${from_pip[*]}"
 fi
-if [[ ${#packages[@]} -eq 0 && ${#from_pip[@]} -eq 0 ]]; then say "nothing is missing"; fi
+needs_linters=no
+if [[ $with_linters == yes ]] && ! has_linters; then
+  needs_linters=yes
+  say "will install with pip, into $BUILD/linters: ${linters[*]}"
+fi
+if [[ ${#packages[@]} -eq 0 && ${#from_pip[@]} -eq 0 && $needs_linters == no ]]; then
+  say "nothing is missing"
+fi
 
 if [[ ${#packages[@]} -gt 0 ]]; then
   install_packages "${packages[@]}"
@@ -208,6 +230,13 @@ if [[ -n $torchao ]] && ! pip_install --no-deps "$torchao"; then
   touch "$no_torchao"
 fi
 rm -f "$unfinished"
+
+if [[ $needs_linters == yes ]]; then
+  "$python" -m venv --clear "$BUILD/linters"
+  # shellcheck disable=SC2086
+  "$BUILD/linters/bin/python" -m pip install --disable-pip-version-check $PIP_ARGS "${linters[@]}" ||
+    die "pip failed to install the linters: ${linters[*]}"
+fi
 
 if [[ -n $torch ]]; then state=$(probe "$python"); fi
 has_torch "$state" || die "$python has no torch $oldest or later (TORCH is '$TORCH')"

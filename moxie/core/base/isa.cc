@@ -4,7 +4,7 @@ namespace moxie {
 
 Isa best_isa() {
 #if defined(__x86_64__)
-  static const Isa best = [] {
+  static const Isa kBest = [] {
     // The sets named in simd/foreach_isa.h, all of them.
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq"))
@@ -12,7 +12,7 @@ Isa best_isa() {
     if (__builtin_cpu_supports("avx2")) return Isa::kAvx2;
     return Isa::kBaseline;
   }();
-  return best;
+  return kBest;
 #else
   return Isa::kBaseline;
 #endif

@@ -14,7 +14,7 @@ struct BasicShape {
   std::array<Int, 3> size{};
 
   constexpr BasicShape() = default;
-  constexpr BasicShape(Int a) : dims(1), size{a, Int(1), Int(1)} {}
+  constexpr BasicShape(Int a) : dims(1), size{a, Int(1), Int(1)} {}  // NOLINT: a size is a shape
   constexpr BasicShape(Int a, Int b) : dims(2), size{a, b, Int(1)} {}
   constexpr BasicShape(Int a, Int b, Int c) : dims(3), size{a, b, c} {}
 

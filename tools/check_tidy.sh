@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Checks moxie/core with clang-tidy as .clang-tidy says, with the compiler commands of a build folder.
+#
+#   tools/check_tidy.sh [build folder (default: build/cpu)]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+build=${1:-build/cpu}
+[[ -e $build/compile_commands.json ]] ||
+  { echo "check_tidy: there is no $build/compile_commands.json; build first" >&2; exit 1; }
+# The commands are GCC's: clang does not know each of its warnings and attributes.
+git ls-files -z --cached --others --exclude-standard -- 'moxie/core/*.cc' |
+  xargs -0 -r -n 1 -P "${JOBS:-$(nproc)}" clang-tidy --quiet -p "$build" --warnings-as-errors='*' \
+    --extra-arg=-Wno-unknown-warning-option --extra-arg=-Wno-ignored-attributes \
+    2> >(grep -v ' warnings\? generated\.$' >&2)
