@@ -1,4 +1,4 @@
-"""What people get wrong when they convert a model, and the words they are told."""
+"""Mistakes in converting a model: the exception names the rule and the value, and says what to write instead."""
 
 import warnings
 

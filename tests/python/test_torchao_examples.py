@@ -1,4 +1,4 @@
-"""The usage examples of the documents that this library grew from, at sizes a CPU likes, with nothing but the import changed."""
+"""The usage examples of torchao's documents run with nothing changed but the import, and sizes that suit a CPU."""
 
 from collections import OrderedDict
 
