@@ -9,9 +9,9 @@
 #include <mutex>
 #include <thread>
 
-#include "moxie/core/base/thread_pool.h"
 #include "tests/support/backends.h"
 #include "tests/support/cases.h"
+#include "tests/support/two_threads.h"
 
 namespace moxie::testing {
 namespace {
@@ -70,14 +70,14 @@ TEST(Fuzz, CpuEqualsTheReferenceByteForByteOnEveryInstructionSet) {
   const unsigned num_workers = std::max(1u, std::thread::hardware_concurrency());
   for (unsigned w = 0; w < num_workers; ++w)
     workers.emplace_back([&] {
-      ThreadPool pool(2);
+      TwoThreads threads;
       for (uint64_t number; (number = next++) < first + cases;) {
         const Case c = make_case(number);
         const auto expected = c.run(kReference);
         // Instruction sets take turns; every third case is split over threads.
         const auto& backend = backends[number % backends.size()];
         Exec exec = backend.exec;
-        if (number / backends.size() % 3 == 0) exec.parallel = &pool;
+        if (number / backends.size() % 3 == 0) exec.parallel = &threads;
         tally.add(number, c, backend.name, difference(expected, c.run(exec)));
       }
     });

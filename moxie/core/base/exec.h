@@ -17,8 +17,8 @@ enum class Isa : uint8_t { kBaseline, kAvx2, kAvx512 };
 
 Isa best_isa();  // the strongest one that this machine runs
 
-// How the cpu backend spreads work over threads. Torch passes its own pool, other programs a
-// ThreadPool (base/thread_pool.h) or nothing.
+// How the cpu backend spreads work over threads. moxie/torch passes torch's own pool; other
+// programs pass theirs, or nothing.
 class Parallel {
  public:
   using Body = std::function<void(int64_t begin, int64_t end)>;
