@@ -17,9 +17,12 @@ import statistics
 import sys
 from collections.abc import Callable
 
+import harness  # before torch
+
+# isort: split
 import torch
 
-import harness  # before torch
+import group_sizes
 import moxie
 
 BASELINE = "torch bf16"
@@ -63,46 +66,6 @@ class Pass:
 # ---- what is measured --------------------------------------------------------------------------------------------------------
 
 
-def ragged_sizes(rows: int, groups: int) -> list[int]:
-    """Random sizes from half to one and a half times the mean, none a multiple of 8; they add up to rows."""
-    rng = random.Random(rows * groups)
-    shares = [rng.uniform(0.5, 1.5) for _ in range(groups)]
-    sizes = [int(rows * share / sum(shares)) for share in shares]
-    largest = sizes.index(max(sizes))
-    others = [g for g in range(groups) if g != largest]
-    for g in others:
-        sizes[g] += sizes[g] % 8 == 0
-    sizes[largest] = rows - sum(sizes[g] for g in others)
-    if sizes[largest] % 8 == 0 and others:
-        step = 1 if sizes[others[0]] % 8 < 7 else -1
-        sizes[others[0]] += step
-        sizes[largest] -= step
-    return sizes
-
-
-def zipf_sizes(rows: int, groups: int) -> list[int]:
-    """The largest at least twice the mean, one empty, none of the others a multiple of 8; they add up to rows, or nearly."""
-    if groups == 1:
-        return [rows]
-    shares = [(i + 1) ** -0.7 for i in range(groups - 1)] + [0.0]
-    sizes = [int(rows * share / sum(shares)) for share in shares]
-    sizes = [size - 1 if size % 8 == 0 and size else size for size in sizes]
-    random.Random(rows * groups).shuffle(sizes)
-    return sizes
-
-
-def aligned_sizes(ragged: list[int], alignment: int) -> list[int]:
-    """Each rounded to the alignment, with what that changes in the largest; fewer rows than one alignment are left out."""
-    sizes = [max(round(size / alignment), size > 0) * alignment for size in ragged]
-    largest = ragged.index(max(ragged))
-    sizes[largest] += sum(ragged) // alignment * alignment - sum(sizes)
-    return sizes
-
-
-def offs_of(sizes: list[int], device: str) -> torch.Tensor:
-    return torch.tensor(sizes).cumsum(0).to(device=device, dtype=torch.int32)
-
-
 def torchao_forward(offs: torch.Tensor) -> Callable | None:
     try:
         from torchao.prototype.moe_training import mxfp8_grouped_mm as torchao
@@ -114,11 +77,15 @@ def torchao_forward(offs: torch.Tensor) -> Callable | None:
 
 def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ...]], recipes: list[str]) -> list[Bench]:
     device = buffers[0][0].device.type
-    offs = offs_of(sizes, device)
+    offs = group_sizes.offs_of(sizes, device)
     bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)
     benches = [Bench(BASELINE, kind, bf16_of(offs))]
     if device == "cuda":  # torch may be faster with groups that are whole tiles; the faster of the two is the baseline
-        benches.append(Bench(BASELINE, f"multiples of {TILE_ROWS}", bf16_of(offs_of(aligned_sizes(sizes, TILE_ROWS), device))))
+        benches.append(
+            Bench(
+                BASELINE, f"multiples of {TILE_ROWS}", bf16_of(group_sizes.offs_of(group_sizes.aligned(sizes, TILE_ROWS), device))
+            )
+        )
     for recipe in recipes:
         benches.append(Bench(recipe, kind, lambda x, w, recipe=recipe: moxie.grouped_mm(x, w, offs, recipe=recipe)))
         if device == "cuda" and recipe in CACHED:
@@ -131,9 +98,9 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
                 )
             )
     # torchao takes no other groups than aligned ones; on a GPU its emulation is left out.
-    aligned = aligned_sizes(sizes, 32)
+    aligned = group_sizes.aligned(sizes, 32)
     if device == "cpu" and sum(sizes) % 32 == 0 and min(aligned) > 0:
-        forward = torchao_forward(offs_of(aligned, device))
+        forward = torchao_forward(group_sizes.offs_of(aligned, device))
         if forward:
             benches.append(Bench("torchao mxfp8 emulated", "multiples of 32", forward))
     return benches
@@ -168,7 +135,7 @@ def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: li
     if blocks.scaling == "none" or blocks.wgrad_with_hp:
         return []
     rows, n, k, groups = shape
-    offs = offs_of(sizes, buffers[0][0].device.type)
+    offs = group_sizes.offs_of(sizes, buffers[0][0].device.type)
     x, w, dy = ([buffer[j].detach() for buffer in buffers] for j in range(3))
 
     def quantize(t: torch.Tensor, colwise: str) -> tuple[torch.Tensor, ...]:
@@ -373,7 +340,7 @@ def main() -> int:
     ]
     report = harness.begin_report("bench/grouped_mm.py", options) | {"rows": [], "passes": []}
     for shape in shapes:
-        sizes = (zipf_sizes if options.groups == "zipf" else ragged_sizes)(shape[0], shape[3])
+        sizes = (group_sizes.zipf if options.groups == "zipf" else group_sizes.ragged)(shape[0], shape[3])
         buffers = buffers_of(shape, options.device)
         benches = benches_of(options.groups, sizes, buffers, recipes)
         harness.interleave([(calls_of(bench, buffers), bench.seconds) for bench in benches], options.repetitions, options.device)

@@ -10,9 +10,11 @@ To compare two builds, run this in turn with MOXIE_LIBRARY and PYTHONPATH of eac
 import argparse
 import time
 
+import harness  # before torch
+
+# isort: split
 import torch
 
-import harness  # before torch
 import moxie.nn
 
 

@@ -15,6 +15,9 @@ import sys
 import traceback
 from collections.abc import Callable
 
+import harness  # before torch
+
+# isort: split
 import torch
 
 import harness  # before torch

@@ -10,13 +10,15 @@ import argparse
 import dataclasses
 import inspect
 import math
-import random
 import sys
 from collections.abc import Callable
 
+import harness  # before torch
+
+# isort: split
 import torch
 
-import harness  # before torch
+import group_sizes
 import moxie
 
 COPY_BYTES = 2**30
@@ -61,22 +63,6 @@ def random_tensor(shape, dtype, device) -> torch.Tensor:
     return x.mul_(torch.exp2(torch.randint(-6, 7, (*shape[:-1], 1), device=device).to(dtype)))
 
 
-def ragged_offs(rows: int, num_groups: int, device) -> torch.Tensor:
-    rng = random.Random(rows * num_groups)
-    ends = sorted(rng.randint(0, rows) for _ in range(num_groups - 1))
-    return torch.tensor([*ends, rows], dtype=torch.int32, device=device)
-
-
-def zipf_offs(rows: int, num_groups: int, device) -> torch.Tensor:
-    """Half of the groups are empty; the sizes of the others follow Zipf's law."""
-    full = num_groups - num_groups // 2
-    shares = [1 / (i + 1) for i in range(full)]
-    sizes = [int(rows * share / sum(shares)) for share in shares] + [0] * (num_groups - full)
-    sizes[0] += rows - sum(sizes)
-    random.Random(rows * num_groups).shuffle(sizes)
-    return torch.tensor(sizes).cumsum(0).to(device=device, dtype=torch.int32)
-
-
 def like(results):
     """Outputs for the `out` overload, written once so that no page fault is left for the measurement."""
     many = isinstance(results, tuple)
@@ -111,10 +97,10 @@ class Plan:
 
     def __init__(self, shape: tuple[int, ...], num_groups: int, options: argparse.Namespace, torchao: Torchao):
         self.shape, self.device, self.torchao, self.wanted = shape, options.device, torchao, options.ops
-        self.tokens, self.zipf = len(shape) == 2, options.zipf
+        self.tokens, self.half_empty = len(shape) == 2, options.half_empty
         self.num_groups = num_groups if self.tokens else None
-        offs_of = zipf_offs if options.zipf else ragged_offs
-        self.offs = offs_of(shape[0], num_groups, options.device) if self.tokens else None
+        sizes = (group_sizes.half_empty if options.half_empty else group_sizes.random_ends)(shape[0], num_groups)
+        self.offs = group_sizes.offs_of(sizes, options.device) if self.tokens else None
         self.inputs: dict[torch.dtype, list[torch.Tensor]] = {}
         self.benches: list[Bench] = []
 
@@ -268,7 +254,7 @@ class Plan:
             self.add("swiglu_quantize_both", variant, [(wide,)], num_bytes=2 * one + both, **kind, **offs)
             self.add("swiglu_backward_quantize_both", variant, [(*x[0], wide)], num_bytes=3 * one + 2 * both, **kind, **offs)
         tokens = rows // TOP_K
-        if tokens == 0 or self.zipf:  # experts are drawn at random
+        if tokens == 0 or self.half_empty:  # experts are drawn at random
             return
         ids = torch.rand(tokens, EXPERTS, device=self.device).topk(TOP_K).indices.to(torch.int32)
         ends, slot_of, row_of = moxie.route(ids, EXPERTS)
@@ -427,8 +413,8 @@ def main() -> int:
     harness.add_options(parser)
     parser.add_argument("--shapes", nargs="+", type=parse_shape, help="tokens RxC or weights GxNxK")
     parser.add_argument("--ops", nargs="+", default=[], help="only lines whose op or variant holds one of these words")
-    parser.add_argument("--groups", type=int, default=8, help="groups of tokens, of random sizes (default 8)")
-    parser.add_argument("--zipf", action="store_true", help="half of the groups empty, the others' sizes by Zipf's law")
+    parser.add_argument("--groups", type=int, default=8, help="groups of tokens, which end at random rows (default 8)")
+    parser.add_argument("--half-empty", action="store_true", help="half of the groups empty, the others' sizes by Zipf's law")
     options = harness.parse_options(parser)
     if options.groups < 1:
         parser.error(f"--groups must be 1 or more, got {options.groups}")

@@ -10,11 +10,14 @@ table last, and writes JSON.
 import argparse
 import sys
 
+import harness  # before torch
+
+# isort: split
 import torch
 
-import harness  # before torch
 import moxie
-from grouped_mm import buffers_of, offs_of, parse_shape, ragged_sizes
+from group_sizes import offs_of, ragged
+from grouped_mm import buffers_of, parse_shape
 
 # Rows and groups of the memory columns; on the meta device, where nothing is allocated.
 MEMORY = [(2048, 8), (131072, 8), (131072, 256)]
@@ -80,7 +83,7 @@ def main() -> int:
     options = harness.parse_options(parser)
     shape = options.shape or parse_shape("256x128x256x4" if options.quick else "2048x1024x1024x8")
     buffers = buffers_of(shape, options.device)[0]
-    sizes = ragged_sizes(shape[0], shape[3])
+    sizes = ragged(shape[0], shape[3])
     truth = truth_of(*buffers, sizes)
     report = harness.begin_report("bench/sqnr.py", options) | {
         "shape": list(shape),
