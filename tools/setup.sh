@@ -75,6 +75,7 @@ missing_packages() {
   has_gtest || printf '%s\n' libgtest-dev libgmock-dev
   has_header CLI/CLI.hpp || echo libcli11-dev
   has_header nlohmann/json.hpp || echo nlohmann-json3-dev
+  has_header xxhash.h || echo libxxhash-dev
   local base
   base=$(command -v "$python" || command -v "$PYTHON" || true)
   [[ -n $base ]] || echo python3

@@ -9,6 +9,7 @@
 #include "moxie/cli/file/checksum.h"
 #include "moxie/cli/file/error.h"
 #include "moxie/cli/file/json.h"
+#include "moxie/cli/file/old_checksum.h"
 #include "moxie/cli/file/safetensors.h"
 #include "moxie/core/base/check.h"
 #include "tests/cli/folder.h"
@@ -47,7 +48,7 @@ TEST(Safetensors, ComesBackAsItWasWritten) {
   const Safetensors file = read_safetensors(folder.path("x"));
   EXPECT_TRUE(file.has_checksum);
   EXPECT_THAT(file.metadata,
-              ElementsAre(Pair("moxie.format", "1"), Pair("note", "caf\xc3\xa9 \"quoted\"\n")));
+              ElementsAre(Pair("moxie.format", "2"), Pair("note", "caf\xc3\xa9 \"quoted\"\n")));
   ASSERT_EQ(file.tensors.size(), 4u);
   EXPECT_EQ(file.find("a")->bytes, a);
   EXPECT_THAT(file.find("a")->shape, ElementsAre(2, 3));
@@ -146,6 +147,8 @@ TEST(Safetensors, NamesTheRuleThatAFileBreaks) {
       {R"({"__metadata__":{"moxie.checksum":"12"}})", "", "its checksum is missing"},
       {R"({"__metadata__":{"moxie.checksum":"0123456789abcdef"}})", "",
        "is damaged: its checksum is"},
+      {R"({"__metadata__":{"moxie.checksum":"0123456789abcdef","moxie.format":"3"}})", "",
+       "is damaged, or of a later version: its format is '3', and 1 and 2 are known"},
   };
   const Folder folder;
   for (const Broken& broken : cases) {
@@ -154,6 +157,21 @@ TEST(Safetensors, NamesTheRuleThatAFileBreaks) {
                 ThrowsMessage<Error>(AllOf(HasSubstr(path), HasSubstr(broken.message))))
         << broken.header;
   }
+}
+
+// Its bytes are written down: no code writes this format any more.
+TEST(Safetensors, ReadsFilesOfFormatOne) {
+  const Folder folder;
+  std::string header =
+      R"({"__metadata__":{"moxie.checksum":"6c094f18e605bd3d","moxie.format":"1","note":"old"},)"
+      R"("a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]}})";
+  header.resize((header.size() + 7) / 8 * 8, ' ');
+  const Safetensors file = read_safetensors(folder.write("x", raw_safetensors(header, "xyz")));
+  EXPECT_TRUE(file.has_checksum);
+  EXPECT_EQ(file.find("a")->bytes, "xyz");
+  const std::string damaged = folder.write("y", raw_safetensors(header, "xyy"));
+  EXPECT_THAT([&] { read_safetensors(damaged); },
+              ThrowsMessage<Error>(HasSubstr("is damaged: its checksum is")));
 }
 
 TEST(Safetensors, RefusesWhatIsNoSuchFile) {
@@ -206,19 +224,30 @@ TEST(Safetensors, LeavesTheOldFileWhereATensorCannotBeHad) {
 
 // ---- checksum ----------------------------------------------------------------------------------
 
+template <class Sum>
 std::string checksum_of(std::string_view bytes) {
-  Checksum sum;
+  Sum sum;
   sum.add(bytes);
   return sum.hex();
 }
 
-TEST(Checksum, DoesNotDependOnHowBytesAreCut) {
+template <class Sum>
+class EveryChecksum : public ::testing::Test {};
+using Checksums = ::testing::Types<Checksum, OldChecksum>;
+TYPED_TEST_SUITE(EveryChecksum, Checksums);
+
+TEST(Checksum, IsXxh3WithSeedZero) {
+  EXPECT_EQ(checksum_of<Checksum>(""), "2d06800538d394c2");
+  EXPECT_EQ(checksum_of<Checksum>("abc"), "78af5f94892f3950");
+}
+
+TYPED_TEST(EveryChecksum, DoesNotDependOnHowBytesAreCut) {
   Random random(2);
   const std::string bytes = random_text(random, 1000);
-  const std::string whole = checksum_of(bytes);
+  const std::string whole = checksum_of<TypeParam>(bytes);
   EXPECT_EQ(whole.size(), 16u);
   for (int round = 0; round < 200; ++round) {
-    Checksum sum;
+    TypeParam sum;
     for (size_t at = 0; at < bytes.size();) {
       const auto some = static_cast<size_t>(random.below(random.pick<int64_t>({2, 40, 300})));
       sum.add(std::string_view(bytes).substr(at, some));
@@ -228,14 +257,14 @@ TEST(Checksum, DoesNotDependOnHowBytesAreCut) {
   }
 }
 
-TEST(Checksum, ChangesWithEveryBitAndWithZerosAtTheEnd) {
+TYPED_TEST(EveryChecksum, ChangesWithEveryBitAndWithZerosAtTheEnd) {
   std::string bytes(70, '\0');
   std::vector<std::string> seen;
   for (size_t count = 0; count <= bytes.size(); ++count)
-    seen.push_back(checksum_of(std::string_view(bytes).substr(0, count)));
+    seen.push_back(checksum_of<TypeParam>(std::string_view(bytes).substr(0, count)));
   for (size_t bit = 0; bit < bytes.size() * 8; ++bit) {
     bytes[bit / 8] = static_cast<char>(1 << bit % 8);
-    seen.push_back(checksum_of(bytes));
+    seen.push_back(checksum_of<TypeParam>(bytes));
     bytes[bit / 8] = '\0';
   }
   std::sort(seen.begin(), seen.end());

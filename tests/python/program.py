@@ -129,7 +129,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def checksum(data: bytes) -> bytes:
-    """What Moxie's files carry; moxie/cli/file/checksum.cc."""
+    """What Moxie's files of format 1 carry; moxie/cli/file/old_checksum.cc."""
     odd, other, ones = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
     def rotate(x, count):
@@ -149,13 +149,13 @@ def checksum(data: bytes) -> bytes:
 
 
 def forge(path: pathlib.Path, change) -> None:
-    """Changes what a checkpoint says of itself, as somebody would who knows its checksum."""
+    """Changes what a checkpoint says of itself, as somebody would who knows the checksum of format 1."""
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     about = json.loads(header["__metadata__"]["moxie.checkpoint"])
     change(about)
-    header["__metadata__"].update({"moxie.checkpoint": json.dumps(about), "moxie.checksum": "0" * 16})
+    header["__metadata__"].update({"moxie.checkpoint": json.dumps(about), "moxie.checksum": "0" * 16, "moxie.format": "1"})
     text = json.dumps(header).encode()
     data = struct.pack("<Q", len(text)) + text + data[8 + length :]
     at = data.index(b'"moxie.checksum": "') + len(b'"moxie.checksum": "')

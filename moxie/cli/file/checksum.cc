@@ -1,64 +1,28 @@
 #include "moxie/cli/file/checksum.h"
 
-#include <algorithm>
-#include <bit>
-#include <cstddef>
-#include <cstring>
+#define XXH_INLINE_ALL  // so that the program needs no shared library
+#include <xxhash.h>
 
 namespace moxie::cli {
-namespace {
 
-constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: bits without a pattern
-constexpr uint64_t kOther = 0xd6e8feb86659fd93;
-
-// For any word a bijection of the lane, and for any lane one of the word: a change of one word
-// always shows. One product of the word would not be enough: of the topmost bit it makes the
-// topmost bit, so that a change there could be undone by a change of one bit in the next word,
-// whatever the data; the second product makes of it a change that depends on the data.
-constexpr uint64_t mix(uint64_t lane, uint64_t word) {
-  return std::rotl(lane ^ (std::rotl(word * kOdd, 31) * kOther), 27) * kOdd;
-}
-
-}  // namespace
-
-void Checksum::add_block(const char* block) {
-  for (uint64_t& lane : lanes_) {
-    uint64_t word;
-    std::memcpy(&word, block, sizeof word);
-    lane = mix(lane, word);
-    block += sizeof word;
-  }
-}
-
-void Checksum::add(std::string_view bytes) {
-  size_ += bytes.size();
-  while (!bytes.empty()) {
-    if (in_rest_ == 0 && bytes.size() >= rest_.size()) {
-      add_block(bytes.data());
-      bytes.remove_prefix(rest_.size());
-      continue;
-    }
-    const size_t count = std::min(rest_.size() - in_rest_, bytes.size());
-    std::memcpy(rest_.data() + in_rest_, bytes.data(), count);
-    bytes.remove_prefix(count);
-    in_rest_ += count;
-    if (in_rest_ < rest_.size()) return;
-    add_block(rest_.data());
-    in_rest_ = 0;
-  }
-}
-
-std::string Checksum::hex() const {
-  Checksum last = *this;
-  std::fill(last.rest_.begin() + static_cast<ptrdiff_t>(in_rest_), last.rest_.end(), '\0');
-  last.add_block(last.rest_.data());
-  uint64_t sum = size_;
-  for (const uint64_t lane : last.lanes_) sum = mix(sum, lane);
-  sum = mix(sum, sum >> 32);
+std::string hex_digits(uint64_t value) {
   std::string text(16, '0');
-  for (auto digit = text.rbegin(); digit != text.rend(); ++digit, sum >>= 4)
-    *digit = "0123456789abcdef"[sum & 15];
+  for (auto digit = text.rbegin(); digit != text.rend(); ++digit, value >>= 4)
+    *digit = "0123456789abcdef"[value & 15];
   return text;
 }
+
+struct Checksum::State {
+  XXH3_state_t xxh3;
+};
+
+Checksum::Checksum() : state_(std::make_unique<State>()) { XXH3_64bits_reset(&state_->xxh3); }
+Checksum::~Checksum() = default;
+
+void Checksum::add(std::string_view bytes) {
+  XXH3_64bits_update(&state_->xxh3, bytes.data(), bytes.size());
+}
+
+std::string Checksum::hex() const { return hex_digits(XXH3_64bits_digest(&state_->xxh3)); }
 
 }  // namespace moxie::cli

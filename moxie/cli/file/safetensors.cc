@@ -6,6 +6,7 @@
 #include "moxie/cli/file/atomic_file.h"
 #include "moxie/cli/file/checksum.h"
 #include "moxie/cli/file/json.h"
+#include "moxie/cli/file/old_checksum.h"
 #include "moxie/core/base/check.h"
 
 namespace moxie::cli {
@@ -17,6 +18,9 @@ constexpr uint64_t kLengthBytes = 8;
 constexpr uint64_t kMostHeaderBytes = 100 << 20;  // as every reader of the format has it
 constexpr int kDeepest = 3;                       // header, entry, shape
 constexpr std::string_view kChecksum = "moxie.checksum";
+constexpr std::string_view kFormat = "moxie.format";
+constexpr std::string_view kOldFormat = "1";  // with the checksum of old_checksum.h
+constexpr std::string_view kNewFormat = "2";  // with XXH3; the same otherwise
 constexpr std::string_view kNoChecksum = "0000000000000000";
 
 struct Dtype {
@@ -81,6 +85,16 @@ Metadata read_metadata(const std::string& path, const Json& header) {
   return metadata;
 }
 
+// Of the whole file, with zeros in place of the 16 digits at `digits`.
+template <class Sum>
+std::string checksum_of(std::string_view file, size_t digits) {
+  Sum sum;
+  sum.add(file.substr(0, digits));
+  sum.add(kNoChecksum);
+  sum.add(file.substr(digits + kNoChecksum.size()));
+  return sum.hex();
+}
+
 // Files of ours say so under one key and carry the checksum under another; damage to one of the two
 // leaves the other.
 void check_checksum(const std::string& path, std::string_view file, std::string_view header,
@@ -94,13 +108,16 @@ void check_checksum(const std::string& path, std::string_view file, std::string_
   const std::string quoted = '"' + found->second + '"';
   const size_t at = header.find(quoted);
   MOXIE_CHECK(at != header.npos, "'", path, "' is damaged: its checksum is missing");
-  Checksum sum;
+  const auto format = read.metadata.find(std::string(kFormat));
+  const bool is_old = format != read.metadata.end() && format->second == kOldFormat;
+  MOXIE_CHECK(is_old || format == read.metadata.end() || format->second == kNewFormat, "'", path,
+              "' is damaged, or of a later version: its format is '", printable(format->second),
+              "', and 1 and 2 are known");
   const size_t digits = kLengthBytes + at + 1;
-  sum.add(file.substr(0, digits));
-  sum.add(kNoChecksum);
-  sum.add(file.substr(digits + kNoChecksum.size()));
-  MOXIE_CHECK(sum.hex() == found->second, "'", path, "' is damaged: its checksum is ", sum.hex(),
-              ", it says ", found->second);
+  const std::string sum =
+      is_old ? checksum_of<OldChecksum>(file, digits) : checksum_of<Checksum>(file, digits);
+  MOXIE_CHECK(sum == found->second, "'", path, "' is damaged: its checksum is ", sum, ", it says ",
+              found->second);
   read.metadata.erase(found);
   read.has_checksum = true;
 }
@@ -156,7 +173,7 @@ void write_safetensors(const std::string& path, const Metadata& metadata,
   // Fields in this order: a reader that wants the metadata alone finds it first.
   nlohmann::ordered_json header;
   header["__metadata__"] = metadata;
-  header["__metadata__"]["moxie.format"] = "1";
+  header["__metadata__"][std::string(kFormat)] = kNewFormat;
   header["__metadata__"][std::string(kChecksum)] = kNoChecksum;
   uint64_t end = 0;
   for (const TensorToWrite& tensor : tensors) {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <set>
 
-#include "moxie/cli/file/checksum.h"
 #include "moxie/cli/file/error.h"
+#include "moxie/cli/file/old_checksum.h"
 #include "moxie/cli/process/python.h"
 #include "moxie/core/base/check.h"
 
@@ -71,7 +71,7 @@ struct Found {
 };
 
 Found found(const std::string& name, const fs::path& path) {
-  Checksum sum;
+  OldChecksum sum;
   sum.add(name);
   return {mix(std::stoull(sum.hex(), nullptr, 16)), name, path.string()};
 }
@@ -154,7 +154,7 @@ int64_t Corpus::held_out_before(int64_t stretch) const {
 }
 
 std::string Corpus::make_fingerprint(const std::string& names) const {
-  Checksum sum;
+  OldChecksum sum;
   sum.add(names);
   if (bytes_ <= kReadWhole)
     for (const MappedFile& file : files_) sum.add(file.bytes());

@@ -1,0 +1,27 @@
+// The 64-bit hash that files of format 1 carry. It also decides the order of the files of a Corpus
+// and their fingerprint: another hash there would split the text of a run that is resumed
+// otherwise. Everything new uses Checksum (checksum.h).
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace moxie::cli {
+
+class OldChecksum {
+ public:
+  void add(std::string_view bytes);
+  std::string hex() const;  // 16 digits
+
+ private:
+  static constexpr size_t kLanes = 4;  // independent, so that the multiplications overlap
+  void add_block(const char* block);
+  std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4};
+  std::array<char, kLanes * sizeof(uint64_t)> rest_ = {};
+  size_t in_rest_ = 0;
+  uint64_t size_ = 0;
+};
+
+}  // namespace moxie::cli
