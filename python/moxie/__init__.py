@@ -1,6 +1,7 @@
 """MXFP8 for training mixture-of-experts models.
 
-Exact MXFP8 numerics as PyTorch ops, the same on every device. Every function is in `moxie.ops`, and here.
+Exact MXFP8 numerics as PyTorch ops, the same on every device. Every op has a function here; `moxie.nn` has the
+modules of a layer, `moxie.stats` what quantization loses, and `moxie.torchao_compat` the names that torchao uses.
 
 >>> import torch
 >>> import moxie
@@ -23,8 +24,7 @@ from moxie.config import (
     MXLinearRecipeName,
     ScaleCalculationMode,
 )
-from moxie.convert import LM_SKIP as LM_SKIP
-from moxie.convert import quantize_, unquantize_
+from moxie.convert import LM_SKIP, quantize_, unquantize_
 from moxie.explain import Explanation, explain
 from moxie.fqn import FqnToConfig
 from moxie.fused import (
@@ -72,6 +72,7 @@ from moxie.stats import quantization_stats, sqnr
 __version__ = "0.1.0"
 
 __all__ = [
+    "LM_SKIP",
     "Explanation",
     "FP8GroupedMMConfig",
     "FP8GroupedMMRecipe",

@@ -54,7 +54,7 @@ def load() -> None:
 
 
 def _tag_compile_cache(path: pathlib.Path) -> None:
-    """torch.compile caches graphs on disk and knows nothing of our library: one of another build could call an op that has
+    """torch.compile caches graphs on disk and does not know our library: a graph of another build could call an op that has
     changed since. The tag is part of every key of that cache.
     """
     file = path.stat()

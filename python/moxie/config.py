@@ -1,4 +1,4 @@
-"""Configs: what `quantize_` is told, in the words of the libraries people come from. Each stands for a `moxie.Recipe`.
+"""Configs for `quantize_`, with torchao's names and fields. Each config stands for a `moxie.Recipe`.
 
 A config is immutable, compares by value and can be a key. `dataclasses.replace` changes a field.
 """
@@ -38,7 +38,7 @@ class ScaleCalculationMode(str, enum.Enum):
 
 
 class MXFP8GroupedMMRecipe(str, enum.Enum):
-    """The MXFP8 recipes that there are.
+    """Names of the MXFP8 recipes.
 
     >>> moxie.MXFP8GroupedMMRecipe("mxfp8_rceil_128").name
     'MXFP8_RCEIL_128'
@@ -66,7 +66,7 @@ class FP8GroupedMMRecipe(str, enum.Enum):
 
 
 class MXLinearRecipeName(str, enum.Enum):
-    """Recipes of linears. Those named after a library run on the fastest kernels of the device, as all others do.
+    """Names of recipes for linears. torchao's names of libraries (cublas) choose none: every recipe takes the fastest kernels.
 
     >>> moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CUBLAS).to_recipe().rule
     'floor'
@@ -81,7 +81,7 @@ class MXLinearRecipeName(str, enum.Enum):
 
 WeightCacheField = Literal[False, True, "kn"]
 
-# The names of linear recipes that are not names of ours.
+# torchao's names of linear recipes that are not ours, and the recipe of each.
 _LINEAR_RECIPES = {
     "mxfp8_emulated": "mxfp8_emulated_floor",
     "mxfp8_cublas": "mxfp8_floor",
@@ -185,7 +185,7 @@ def _block_fields(recipe: Recipe) -> dict:
 class MXFP8GroupedMMConfig(GroupedMMConfig):
     """MXFP8 for the products of experts.
 
-    - `out_dtype`: of the product; None is that of the activations, as for torch's own product.
+    - `out_dtype`: the dtype of the product; None means the dtype of the activations, as in torch's own product.
     - `pad_token_groups_for_grouped_mm`: accepted, and without effect: any group sizes work, and nothing is padded.
     - `activations`, `weights`, `wgrad_dy`, `wgrad_x`: the blocks, as in `moxie.Recipe`.
     - `weight_cache`: weights are quantized once per optimizer step (`moxie.refresh_after`), not in every forward. True for
@@ -308,12 +308,12 @@ class MXLinearConfig:
         return _block_recipe("MXLinearConfig", self)
 
 
-# What one target can be converted with. A recipe, by name or not, serves linears and experts alike.
+# The configs of one target. A recipe, or its name, serves linears and experts alike.
 AnyConfig = GroupedMMConfig | MXLinearConfig | Recipe | str
 
 
 def recipe_of(config: AnyConfig, op: str = "quantize_") -> Recipe:
-    """The recipe that a config stands for; what is none is refused."""
+    """Returns the recipe that a config stands for; refuses anything that is not a config."""
     if isinstance(config, Recipe):
         return config
     if isinstance(config, enum.Enum):

@@ -54,7 +54,7 @@ class Target:
 
     @property
     def conversion(self) -> Conversion | None:
-        """What it has been converted with already."""
+        """The conversion that the target has already, if any."""
         if self.is_linear:
             return getattr(self.module, "conversion", None)
         return self.module.__dict__.get("_conversion") if self.is_own else getattr(self.parameter, "_moxie", None)
@@ -68,11 +68,11 @@ class Target:
         return sum(parameter.numel() for parameter in self.module.parameters()) if self.is_own else self.parameter.numel()
 
     def accepts(self, config: AnyConfig) -> bool:
-        """Whether the config converts such targets when it is not told which."""
+        """Whether the config converts targets of this kind where no name or filter chooses them."""
         return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
 
     def convert_(self, config: AnyConfig, tied: Conversion | None = None) -> Conversion:
-        """`tied`: what the same parameter has become under another name."""
+        """`tied` is the conversion of the same parameter under another name."""
         if isinstance(self.module, GroupedExperts):
             return _convert_own(self.module, config, self.fqn)
         if isinstance(self.module, nn.Linear):
@@ -81,7 +81,7 @@ class Target:
 
 
 def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Conversion:
-    """A module of ours has a recipe already: it gets another."""
+    """Gives a GroupedExperts, which has a recipe already, another one."""
     conversion = Conversion(fqn, config)
     conversion.used = True  # it cannot but multiply
     if not hasattr(module, "_recipe_before"):
@@ -93,13 +93,13 @@ def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Convers
 
 
 def _holds_experts(module: nn.Module) -> bool:
-    """torch's own layers have 3D parameters that are no experts: those of convolutions, for one."""
+    """Whether 3D parameters of the module may be experts. Those of torch's own layers, such as convolutions, are not."""
     source = type(module).__module__
     return not source.startswith("torch.nn.modules.") or source in ("torch.nn.modules.container", "torch.nn.modules.module")
 
 
 def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
-    """All targets; a 2D parameter that is no linear's is one only if it is named."""
+    """All targets of a model. A 2D parameter outside of a linear is a target only if `named` holds its name."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
             own = type(module) not in (nn.Linear, MXLinear)
@@ -121,13 +121,13 @@ def quantize_(
     *,
     skip: Sequence[str] = LM_SKIP,
 ) -> Report:
-    """Converts a model in place; the state dict stays what it was. Returns what was done: print it.
+    """Converts a model in place and returns a report to print. The state dict does not change.
 
     Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm,
     F.grouped_mm, F.linear, matmul, mm, bmm and addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig
-    for the 3D parameters, and a recipe, by name or not, for both. `filter_fn(module, name)` chooses modules instead; `skip`,
-    patterns of whole names, leaves linears alone when there is none. An `FqnToConfig` chooses by name. What matches nothing is
-    refused.
+    for the 3D parameters, and a recipe, or its name, for both. Linears whose whole name matches a pattern of `skip` are left
+    alone; `filter_fn(module, name)`, if given, chooses modules instead. An `FqnToConfig` chooses by name. A key, pattern or
+    filter that matches nothing is refused.
 
     >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
     >>> print(moxie.quantize_(model, "mxfp8_rceil"))
@@ -193,7 +193,7 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn |
 
 
 def _check_skip(skip: Sequence[str], linears: list[str]) -> None:
-    """A pattern of our own may match nothing in a model; one that was given may not."""
+    """Refuses a pattern that matches no linear, unless it is one of LM_SKIP."""
     if isinstance(skip, str):
         raise TypeError(f"{_OP}: skip must be a list of patterns, got {skip!r}; a list of one is [{skip!r}]")
     for pattern in skip:
@@ -241,7 +241,7 @@ def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
 
 
 def _other_names(model: nn.Module) -> dict[str, str]:
-    """From each name of a module but its first, under which it is converted, to that one."""
+    """Maps every further name of a module to its first name, under which the module is converted."""
     first: dict[int, str] = {}
     names = [(name, first.setdefault(id(module), name)) for name, module in model.named_modules(remove_duplicate=False)]
     return {name: known for name, known in names if name != known}
@@ -282,7 +282,7 @@ def _check_keys(
 
 
 def _check(chosen: list[Choice]) -> None:
-    """Refuses before anything has changed."""
+    """Refuses what cannot be converted, before anything changes."""
     tied: dict[int, tuple[str, AnyConfig | None]] = {}
     for target, config, _ in chosen:
         if target.kind == "parameter":
@@ -318,7 +318,7 @@ def _check(chosen: list[Choice]) -> None:
 
 
 def _convert(target: Target, config: AnyConfig | None, reason: str, tied: dict[int, Conversion | None]) -> Entry:
-    """`tied`: from a parameter to what became of it; the second name of one counts no elements."""
+    """`tied` maps a parameter to its conversion. Elements of a parameter are counted under its first name only."""
     parameter = target.parameter
     numel = 0 if id(parameter) in tied else target.numel
     conversion = target.conversion if config is None else target.convert_(config, tied.get(id(parameter)))
@@ -333,7 +333,7 @@ def _forget(model: nn.Module) -> None:
 
 
 def unquantize_(model: nn.Module) -> nn.Module:
-    """Restores the stock model, in place; trained weights stay.
+    """Restores the original modules and parameters in place; the trained weights stay.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, "mxfp8_rceil")

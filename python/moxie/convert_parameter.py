@@ -1,7 +1,7 @@
 """Converting a parameter in place, and back.
 
-The class of the parameter changes, and nothing else: every reference to it, the optimizer's included, stays good. What takes its
-place later (an assigned state dict, FSDP2) is converted too.
+Only the class of the parameter changes, so every reference to it stays valid, the optimizer's too. A parameter that replaces it
+later (an assigned state dict, FSDP2) is converted as well.
 """
 
 import sys
@@ -25,7 +25,7 @@ def stacked(w: Tensor) -> Tensor:
 
 
 class ViewCache(WeightCache):
-    """The cache of a parameter that a product takes as another view of it: [G, K, N] transposed, or [N, K] as a stack of one."""
+    """The cache of a view of a parameter: of [G, K, N] transposed, or of [N, K] as a stack of one matrix."""
 
     def __init__(self, w: Tensor, view: Callable[[Tensor], Tensor], *, recipe: str):
         self._view = view
@@ -39,8 +39,8 @@ class ViewCache(WeightCache):
 
 
 class Names(dict):
-    """From the names of a module's converted parameters to their conversions. Parameters are saved as plain ones; saved with
-    their module, they are converted again by this."""
+    """Maps the names of a module's converted parameters to their conversions. Parameters are saved as plain ones; loading the
+    module converts them again."""
 
     def __init__(self, module: nn.Module):
         super().__init__()
@@ -63,7 +63,7 @@ def _rebuild(module: nn.Module, entries: list[tuple[str, Conversion, nn.Paramete
 
 
 def convert_parameter_(module: nn.Module, name: str, conversion: Conversion) -> Conversion:
-    """Converts the parameter `name` of the module, in place. One that has several names shares its conversion."""
+    """Converts the parameter `name` of the module, in place. A parameter with several names has one conversion."""
     _let_torch_know()
     parameter = module._parameters[name]
     assert parameter is not None
@@ -87,12 +87,12 @@ def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: 
 
 
 def _after_load(module: nn.Module, keys) -> None:
-    """load_state_dict(assign=True) puts new parameters in place of ours, and any load makes a weight cache stale."""
+    """Converts the parameters that load_state_dict(assign=True) has assigned, and fills the weight caches again."""
     refresh_parameters_(module)
 
 
 def refresh_parameters_(module: nn.Module) -> list[WeightCache | None]:
-    """Converts what has taken the place of a converted parameter, and fills the weight caches; returns those."""
+    """Converts parameters that have replaced converted ones, and fills and returns the weight caches."""
     converted = module.__dict__.get("_moxie_converted", {})
     for name, conversion in converted.items():
         parameter = module._parameters.get(name)
@@ -103,12 +103,12 @@ def refresh_parameters_(module: nn.Module) -> list[WeightCache | None]:
     return [conversion.cache for conversion in converted.values()]
 
 
-# What may be in the place of a converted parameter and is to be one: to_empty() leaves a ConvertedTensor there.
+# Types that may replace a converted parameter and are converted again: to_empty() leaves a ConvertedTensor there.
 _OF_OURS = (nn.Parameter, ConvertedTensor, ConvertedParameter)
 
 
 def _before_forward(module: nn.Module, args) -> None:
-    """What has put another parameter in place of ours, as FSDP2 does, wants that one converted."""
+    """Converts parameters that have replaced converted ones, as FSDP2 does before a forward."""
     if torch.compiler.is_compiling():
         return
     for name, conversion in module.__dict__["_moxie_converted"].items():
@@ -118,7 +118,7 @@ def _before_forward(module: nn.Module, args) -> None:
 
 
 def restore_parameter_(module: nn.Module, name: str) -> None:
-    """The inverse; on a parameter that is not converted it does nothing."""
+    """The inverse of convert_parameter_. Does nothing to a parameter that is not converted."""
     parameter = module._parameters.get(name)
     if parameter is not None and is_converted(parameter):
         parameter.__class__ = nn.Parameter
@@ -137,15 +137,15 @@ def restore_parameter_(module: nn.Module, name: str) -> None:
 
 
 def _let_torch_know() -> None:
-    """Where torch keeps lists of functions and types, ours belong on them."""
-    # Dynamo asks this list before it looks at __torch_function__; public functions alone are on it.
+    """Adds torch._grouped_mm and ConvertedParameter to torch's lists of overridable functions and of known types."""
+    # Dynamo asks this list before it looks at __torch_function__; it holds public functions only.
     try:
         from torch._dynamo.variables.torch import get_overridable_functions
     except ImportError:
         pass
     else:
         get_overridable_functions().add(torch._grouped_mm)
-    # Optimizers are horizontally fused by default only when every parameter is of a type on this one.
+    # Optimizers use their foreach kernels by default only if the type of every parameter is on this list.
     types = getattr(sys.modules["torch.optim.optimizer"], "_foreach_supported_types", None)
     if types is not None and ConvertedParameter not in types:
         types.append(ConvertedParameter)

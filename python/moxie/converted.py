@@ -1,7 +1,7 @@
 """Tensors whose products with activations run through Moxie, and which are plain in every other way.
 
 A view of a converted parameter (a transpose, one expert of it) or a copy in another dtype is a `ConvertedTensor`, so that the
-product finds the conversion however the model writes it. Every other op gives what it gives for a plain tensor.
+product finds the conversion however the model writes it. Every other op gives the result that it gives for a plain tensor.
 """
 
 import copy
@@ -18,7 +18,7 @@ from moxie.gemm import WeightCache, grouped_mm
 
 
 class Conversion:
-    """What a converted parameter and everything made of it share."""
+    """The state that a converted parameter shares with its views and copies."""
 
     def __init__(self, name: str, config: AnyConfig):
         self.name = name
@@ -34,10 +34,10 @@ class Conversion:
 
 
 class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
-    """Of every class here: `_moxie`, the Conversion, and `_moxie_transposed`.
+    """What both classes share: `_moxie` is the Conversion; `_moxie_transposed` says which view of the parameter this is.
 
-    `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else: only the
-    whole of it has a weight cache.
+    `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else. The weight
+    cache holds the whole parameter, so it serves the first two only.
     """
 
     _moxie: Conversion
@@ -75,7 +75,7 @@ class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
         return memo[id(self)]
 
     def __reduce_ex__(self, protocol):
-        """Saved as a plain tensor or parameter, which torch.load(weights_only=True) takes; its module saves the conversion."""
+        """Saves a plain tensor or parameter, which torch.load(weights_only=True) accepts; the module saves the conversion."""
         with torch._C.DisableTorchFunctionSubclass():
             data = self.detach().requires_grad_(self.requires_grad)
         plain = nn.Parameter(data, self.requires_grad) if isinstance(self, nn.Parameter) else data
@@ -144,7 +144,7 @@ def _part(args, kwargs, out) -> bool | None:
 
 
 def _views() -> dict[Callable, Callable]:
-    """From a function to how it transposes the whole parameter. Only these keep the conversion."""
+    """Maps a function of torch to how it transposes the whole parameter. Only these functions keep the conversion."""
     views: dict[Callable, Callable] = {torch.Tensor.__getitem__: _part}
     for name, transpose in (("mT", _transposed), ("mH", _transposed), ("T", _part)):
         views[getattr(torch.Tensor, name).__get__] = transpose
@@ -170,11 +170,12 @@ _VIEWS = _views()
 _DETACH = (torch.Tensor.detach, torch.detach)
 
 # ---- products -----------------------------------------------------------------------------------------------------------------
-# Each takes the arguments of torch's function and means the same. None: not a product with a converted weight, so torch's own.
+# Each takes the arguments of torch's function and computes the same. It returns None where no weight is converted; torch's own
+# function runs then.
 
 
 def _cache_of(w: _Converted, transposed: bool) -> WeightCache | None:
-    """w's cache, if w is the whole parameter in the orientation that was cached: `transposed` says how the product took it."""
+    """The cache of w, if w is the whole parameter in the cached orientation. `transposed`: the product takes w transposed."""
     conversion = w._moxie
     if conversion.cache is None:
         return None
@@ -222,8 +223,10 @@ def _multiply_batch(x: Tensor, w: _Converted, bias=None, dtype=None, *, transpos
 
 
 def _multiplies(w: Tensor, x: Tensor) -> bool:
-    """Whether w is a converted weight and x activations. A product of two weights (a regularizer, an adapter that is merged) is
-    torch's own, and so is that of what outlives its conversion, as what FSDP2 gathers does."""
+    """Whether w is a converted weight and x activations.
+
+    torch multiplies two weights (a regularizer, an adapter that is merged), and tensors that outlive their conversion, such as
+    the ones that FSDP2 gathers."""
     return isinstance(w, _Converted) and not isinstance(x, _Converted) and not w._moxie.ended
 
 

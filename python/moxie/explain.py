@@ -58,10 +58,10 @@ def explain(
     needs_dw: bool = True,
     main_grad: bool = False,
 ) -> Explanation:
-    """What `grouped_mm` does with x [rows, k] and w [groups, n, k], without doing it: for each pass the kernel, its operands
-    and the reason why no faster kernel, and the bytes that are kept for backward. Without `groups` there are no offs: one matrix.
+    """What `grouped_mm` does with x [rows, k] and w [groups, n, k], without running it: the kernel and operands of each
+    pass, the reason why no faster kernel runs, and the bytes kept for backward. Without `groups` it is a call without offs.
 
-    `device` is the current GPU where there is one, else the CPU. `dtype` is that of x, `weight_dtype` that of w (as x if None).
+    `device` is the current GPU where there is one, else the CPU. `dtype` is x's, `weight_dtype` is w's (None: as x).
 
     >>> told = moxie.explain("mxfp8_rceil_128", 2048, 7168, rows=8192, groups=8, device="cpu")
     >>> told.forward.kernel, told.forward.reason

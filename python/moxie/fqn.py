@@ -11,7 +11,7 @@ DEFAULT = "_default"
 
 @dataclasses.dataclass(frozen=True)
 class FqnToConfig:
-    """Configs by the fully qualified name of a parameter or a module; None leaves alone what it names.
+    """Maps fully qualified names of parameters and modules to configs. None leaves a target alone.
 
     A key is an exact name, or `re:` and a pattern that matches a whole name. A module's config holds for all that is in it. Of
     the keys that match, these win, in this order: the parameter's exact name; the exact name of its module, or of the nearest
@@ -74,14 +74,14 @@ def matching_key(config: FqnToConfig, parameter_fqn: str, module_fqn: str) -> st
 
 
 def names_matched(key: str, names: list[str]) -> list[str]:
-    """The modules and parameters that a key names."""
+    """Names of the modules and parameters that a key matches."""
     if key.startswith("re:"):
         return [name for name in names if re.fullmatch(key[3:], name)]
     return [name for name in names if name == key]
 
 
 def closest(key: str, names: list[str]) -> str:
-    """For an error: names that may have been meant."""
+    """Suggests similar names, for an error message."""
     text = re.sub(r"[\^$\\*+?()\[\]|]|^re:", "", key)
     near = difflib.get_close_matches(text, names, n=3, cutoff=0.5)
     if not near:

@@ -1,4 +1,4 @@
-"""Ops of the layer fused with the quantizer of their result: the bytes of one after the other, without the tensor between them.
+"""Ops of the layer fused with the quantizer of their result. The bytes equal those of the two calls; nothing is kept between.
 
 Blocks, rules and layouts are those of `quantize_rowwise` and `quantize_both` (ops.py). `expert_mlp` calls these itself. Not
 differentiable.

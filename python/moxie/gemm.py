@@ -19,7 +19,7 @@ _ops = torch.ops.moxie
 
 QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
 
-# What x may be that is quantized already. moxie.mx_tensor fills it: that module takes seconds to import.
+# The types of x that are quantized already. moxie.mx_tensor, which takes seconds to import, fills it.
 MX_TYPES: tuple[type, ...] = ()
 
 
@@ -36,9 +36,9 @@ def grouped_mm(
 ) -> Tensor:
     """y = x w^T, group by group: [R, N]. Differentiable in x, w and bias; only the gradients that are needed are computed.
 
-    `bias` is [N], or [G, N] for one per group. `dtype` of y is bf16 or f32; as x, unless the recipe says otherwise. Gradients
-    have the dtype of what they are gradients of. `quantized_w` is a `WeightCache` of w: w is then not quantized again.
-    `main_grad`, f32 [G, N, K]: backward adds dw to it, and w.grad stays as it is. x may be a `moxie.MXTensor`, in the blocks
+    `bias` is [N], or [G, N] for one per group. `dtype` of y is bf16 or f32; the default is the dtype of x, unless the recipe says
+    otherwise. A gradient has the dtype of its tensor. `quantized_w` is a `WeightCache` of w: w is then not quantized again.
+    Backward adds dw to `main_grad`, f32 [G, N, K], if given, and leaves w.grad alone. x may be a `moxie.MXTensor`, in the blocks
     that the recipe has for activations.
 
     >>> x = torch.randn(10, 64, requires_grad=True)
@@ -82,14 +82,14 @@ def expert_mlp(
 ) -> Tensor:
     """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
 
-    w13 is [G, 2F, D], the gate above the up projection; w2 is [G, D, F]. The same result as the three calls. With slot_of and
-    row_of of `route`, x is tokens [T, D], and their rows [T * top_k, D] are multiplied: those of `permute`, which a recipe of
-    blocks quantizes as it takes them, so that they are never in memory. With `weights` f32 [T, top_k] too, the result is that of
-    `unpermute`: the weighted sum of each token's rows, [T, D]; weights get their gradient.
+    w13 is [G, 2F, D], the gate above the up projection; w2 is [G, D, F]. The result equals that of the three calls. With
+    slot_of and row_of of `route`, x is tokens [T, D], and the MLP takes the rows [T * top_k, D] that `permute` makes of them; a
+    recipe of blocks quantizes these rows as it reads the tokens, so they are never in memory. With `weights` f32 [T, top_k] too,
+    the result is that of `unpermute`: the weighted sum of each token's rows, [T, D]. weights get their gradient.
 
-    Between forward and backward the node keeps h, the result of w13, and what is small beside it; `keep="h_fp8"` keeps h in FP8,
-    half the bytes, for some accuracy of the gradients (docs/MOE.md has both). x_dtype is what autocast casts to: x is rounded to
-    it first, and the gradient of x is not.
+    Between forward and backward the node keeps h, the result of w13, and little beside it. `keep="h_fp8"` keeps h in FP8: half the
+    bytes, at some cost in the accuracy of the gradients (docs/MOE.md). x_dtype is set by autocast: x is rounded to it, the
+    gradient of x is not.
 
     >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
     >>> w13, w2 = torch.randn(2, 96, 64), torch.randn(2, 64, 48)
@@ -222,7 +222,7 @@ def grouped_wgrad_add_(
     recipe: AnyRecipe,
     scale_layout: ScaleLayout | None = None,
 ) -> None:
-    """dw, f32 [G, N, K], += what grouped_wgrad gives.
+    """Adds the result of grouped_wgrad to dw, f32 [G, N, K].
 
     >>> dy, x = moxie.quantize_colwise(torch.randn(8, 64)), moxie.quantize_colwise(torch.randn(8, 32))
     >>> dw = torch.zeros(1, 64, 32)
@@ -234,7 +234,7 @@ def grouped_wgrad_add_(
 
 
 def sum_groups(x: Tensor, offs: Tensor | None = None) -> Tensor:
-    """The rows of each group added up, in f32: [G, C]. The gradient of a bias.
+    """Adds up the rows of each group in f32: [G, C]. This is the gradient of a bias.
 
     >>> moxie.sum_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32)).tolist()
     [[2.0, 2.0], [3.0, 3.0]]
@@ -243,11 +243,11 @@ def sum_groups(x: Tensor, offs: Tensor | None = None) -> Tensor:
 
 
 class WeightCache(torch.nn.Module):
-    """w quantized once per optimizer step, as buffers that one can see.
+    """Holds w quantized, as buffers, so that it is quantized once per optimizer step.
 
     Nothing is refreshed behind your back: a cache keyed by a tensor's version would be wrong under torch.compile, fused
     optimizers, `.data` writes and CUDA graphs. Call `refresh_()` after every change of w, or let `refresh_after(optimizer)` do
-    it; where torch has counted a change, an eager product warns. The buffers are not part of a state dict.
+    it. An eager product warns if torch has counted a change since. The buffers are not part of a state dict.
 
     >>> w = torch.nn.Parameter(torch.randn(2, 64, 128))
     >>> cache = moxie.WeightCache(w)
@@ -274,7 +274,7 @@ class WeightCache(torch.nn.Module):
     _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
 
     def _as_taken(self, w: Tensor) -> Tensor:
-        """w as the product takes it, [G, N, K]."""
+        """Returns the view of w that the product takes, [G, N, K]."""
         return w
 
     def _fill(self, w: Tensor) -> None:
@@ -289,11 +289,11 @@ class WeightCache(torch.nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """The memory the cache takes: a little over two bytes per weight."""
+        """Bytes of the cache: a little over two per weight."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def _apply(self, fn, recurse=True):
-        # Moves with its module; but model.bfloat16() means parameters, not these.
+        # The cache moves with its module, but keeps its dtypes: model.bfloat16() is meant for parameters.
         for name, tensor in zip(self._NAMES, self.tensors):
             moved = fn(tensor)
             setattr(self, name, moved if moved.dtype == tensor.dtype else tensor.to(moved.device))
@@ -311,7 +311,7 @@ class WeightCache(torch.nn.Module):
 
     @torch.no_grad()
     def refresh_(self, w: Tensor | None = None) -> "WeightCache":
-        """Quantizes w again; give it where the parameter has been replaced by another tensor."""
+        """Quantizes w again. Pass w if another tensor has replaced the parameter."""
         w = self._weights[0] if w is None else w
         if w.device == self.qdata.device:
             quantize_weights(self._as_taken(w.detach()), recipe=self.recipe, out=self.tensors)
@@ -321,7 +321,7 @@ class WeightCache(torch.nn.Module):
         return self
 
     def warn_if_stale(self, op: str) -> None:
-        """A forgotten refresh_() would train on, with the weights of the first step."""
+        """Warns if w changed since the last refresh_(), without which training would go on with old weights."""
         seen = _version_of(self._weights[0])
         if self._seen is not None and seen is not None and seen[0] == self._seen[0] and seen[1] != self._seen[1]:
             warnings.warn(
@@ -331,7 +331,7 @@ class WeightCache(torch.nn.Module):
             )
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
-        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        """Calls refresh_() after every step of the optimizer. Remove the returned handle to stop that."""
 
         def refresh(*_) -> None:
             self.refresh_()
@@ -340,7 +340,7 @@ class WeightCache(torch.nn.Module):
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:
-    """Which tensor, and how often it has been written to, as far as torch knows; a graph cannot."""
+    """The identity of w and its version counter; None where torch counts no version: in a graph and in inference mode."""
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 

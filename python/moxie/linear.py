@@ -14,7 +14,7 @@ from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 
 
 def _without_ours(cls: type) -> type:
-    """Of the class that torch makes for a parametrized module: the same one on top of nn.Linear."""
+    """The class that torch makes for a parametrized MXLinear, derived from nn.Linear instead."""
     members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(cls.__name__.replace("MXLinear", "Linear"), (nn.Linear,), members)
 
@@ -44,7 +44,7 @@ class MXLinear(nn.Linear):
 
     @classmethod
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
-        """Makes an MXLinear of the nn.Linear itself: its parameters, hooks and every reference to it stay."""
+        """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid."""
         if type(linear) not in (nn.Linear, cls):
             raise TypeError(
                 f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
@@ -81,7 +81,7 @@ class MXLinear(nn.Linear):
         return cast("ViewCache | None", self._modules.get("weight_cache"))
 
     def refresh_(self) -> None:
-        """Quantizes the cached weight again, if there is one. A sharded weight has none."""
+        """Quantizes the cached weight again, if there is a cache and the weight is not sharded."""
         cache = self._cache()
         if cache is not None and (cache.is_of(self.weight) or type(self.weight) is nn.Parameter):
             cache.refresh_(self.weight)

@@ -1,4 +1,4 @@
-"""What surrounds the grouped products in a mixture-of-experts layer: routing, permutation, SwiGLU.
+"""The other ops of a mixture-of-experts layer: routing, permutation, SwiGLU.
 
 Token t of T has k slots, one per chosen expert; slot t * k + j belongs to ids[t, j]. The R = T * k rows of the grouped matrix are
 the slots in order of expert, then of token. Nothing here waits for the device, and no token is dropped.
@@ -11,7 +11,7 @@ _ops = torch.ops.moxie
 
 
 def gate_logits(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, D] times weight [E, D], transposed: f32 [T, E], whatever their dtype. Differentiable; x is kept as it is.
+    """x [T, D] times weight [E, D], transposed: f32 [T, E] for any dtypes. Differentiable; backward keeps x in its own dtype.
 
     >>> moxie.gate_logits(torch.ones(2, 3, dtype=torch.bfloat16), torch.eye(3)).tolist()
     [[1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
@@ -29,7 +29,7 @@ def top_k(scores: Tensor, k: int) -> Tensor:
 
 
 def route(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Where each slot goes: offs [E], slot_of [R] (the slot that a row is a copy for) and its inverse row_of [T * k].
+    """Sorts slots by expert: returns offs [E], slot_of [R] (the slot of each row) and its inverse row_of [T * k].
 
     >>> offs, slot_of, row_of = moxie.route(torch.tensor([[1, 0], [2, 1]], dtype=torch.int32), 3)
     >>> offs.tolist(), slot_of.tolist(), row_of.tolist()
@@ -57,7 +57,7 @@ def unpermute(
     *,
     weights: Tensor | None = None,
 ) -> Tensor:
-    """Each token's rows, weighted (f32 [T, k]) and added up in f32: x [T, D]. Differentiable in rows and weights.
+    """Adds up each token's rows in f32, times weights (f32 [T, k]) if given: x [T, D]. Differentiable in rows and weights.
 
     >>> offs, slot_of, row_of = moxie.route(torch.tensor([[1, 0], [2, 1]], dtype=torch.int32), 3)
     >>> rows = torch.tensor([[10.0], [20.0], [30.0], [40.0]])

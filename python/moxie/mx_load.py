@@ -1,5 +1,5 @@
-"""How a saved MXTensor comes back. Apart from mx_tensor.py, which is imported late: torch.load(weights_only=True) must know this
-function as soon as moxie is imported.
+"""Loads a saved MXTensor. Not in mx_tensor.py, which is imported late: torch.load(weights_only=True) must know `rebuild` as soon
+as moxie is imported.
 """
 
 import torch
@@ -9,7 +9,7 @@ from moxie.ops import Block
 
 
 def rebuild(qdata: Tensor, scale: Tensor, dtype: torch.dtype, block: Block, requires_grad: bool) -> Tensor:
-    """From bytes, which pickle can carry as well as torch.save. A file may hold anything: what does not fit is refused."""
+    """Makes an MXTensor of bytes, which pickle and torch.save can both carry. Refuses parts that do not fit each other."""
     from moxie.mx_tensor import MXTensor
 
     parts = qdata.view(torch.float8_e4m3fn), scale.view(torch.float8_e8m0fnu)

@@ -1,4 +1,4 @@
-"""What torch's own ops do with an MXTensor: those that move values, and none that computes with them."""
+"""torch's own ops on an MXTensor: ops that move values are defined, ops that compute with them are not."""
 
 import itertools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ def _like(mx: MXTensor, qdata, scale) -> MXTensor:
 
 
 def _on_bytes(scale, function):
-    """ATen and inductor know few ops on e8m0; on its bytes they know all."""
+    """Applies an op to the bytes of a scale: ATen and inductor have few ops for e8m0."""
     return function(scale.view(torch.uint8)).view(torch.float8_e8m0fnu)
 
 
@@ -70,7 +70,7 @@ def _split(func, mx, sizes, dim=0):
 
 
 def _on_leading(func, mx, dim, *args):
-    """An op on one dim before the rows and columns: blocks do not know of it."""
+    """An op on one of the leading dims, which blocks do not extend over."""
     inserts = func is _aten.unsqueeze.default
     leading = mx.dim() - 2 + inserts
     dim = dim + mx.dim() + inserts if dim < 0 else dim
@@ -83,7 +83,7 @@ def _on_leading(func, mx, dim, *args):
 
 
 def _grouped_mm(func, x, *args, **kwargs):
-    """Where there is no autograd: x has only its dtype and shape to give."""
+    """grouped_mm without autograd, where only the dtype and the shape of x are used."""
     return func(x.qdata.new_empty((1, 1), dtype=x.dtype).expand(x.shape), *args, **kwargs)
 
 

@@ -50,8 +50,8 @@ def _check(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) ->
 class MXTensor(Tensor):
     """e4m3 elements and e8m0 scales, rowwise and plain, as `quantize_rowwise` gives them.
 
-    As x of `moxie.grouped_mm` it is multiplied as it is, and wgrad needs no other copy of it. Other arithmetic is refused; call
-    `dequantize()` for it.
+    `moxie.grouped_mm` takes it as x without quantizing again, and wgrad needs no other copy. Other arithmetic is refused: call
+    `dequantize()` first.
 
     >>> x = torch.randn(64, 96, dtype=torch.bfloat16, requires_grad=True)
     >>> mx = moxie.MXTensor.to_mx(x)
@@ -85,7 +85,7 @@ class MXTensor(Tensor):
         block_size: int | None = None,
         is_swizzled_scales: bool = False,
     ) -> "MXTensor":
-        """Wraps what has been quantized already. `block_size` is another way to say the block: 32 is 1x32, 128 is 1x128.
+        """Wraps quantized elements and their scales. `block_size` is torchao's way to give the block: 32 is 1x32, 128 is 1x128.
 
         >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
         >>> moxie.MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16).shape
@@ -105,9 +105,9 @@ class MXTensor(Tensor):
         block: Block = "1x32",
         rule: Rule = "rceil",
     ) -> "MXTensor":
-        """Quantizes x; differentiable, the gradient passes as it is.
+        """Quantizes x. Differentiable: the gradient passes through unchanged.
 
-        `block_size` and `scaling_mode` are other ways to say `block` and `rule`; e4m3 elements are the only ones there are.
+        `block_size` and `scaling_mode` are torchao's ways to give `block` and `rule`. Elements are always e4m3.
         """
         if elem_dtype != torch.float8_e4m3fn:
             raise TypeError(f"{_OP}: elem_dtype must be torch.float8_e4m3fn, got {elem_dtype}")
@@ -115,7 +115,7 @@ class MXTensor(Tensor):
         return _to_mx(x, block if block_size is None else f"1x{block_size}", rule if mode is None else mode)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
-        """A plain tensor, of `orig_dtype` unless said otherwise. Differentiable."""
+        """Returns a plain tensor, by default of `orig_dtype`. Differentiable."""
         return _dequantize(self, output_dtype)
 
     @property
@@ -145,7 +145,7 @@ class MXTensor(Tensor):
         return memo[id(self)]
 
     def share_memory_(self) -> "MXTensor":
-        """Other processes see it: torch would share the memory of the tensor itself, which has none."""
+        """Shares the memory of qdata and scale with other processes; the wrapper itself has none."""
         for part in (self.qdata, self.scale):
             part.share_memory_()
         return self
@@ -166,7 +166,7 @@ class MXTensor(Tensor):
 
 
 def as_matrix(mx: MXTensor) -> tuple[Tensor, Tensor]:
-    """qdata and scale with one leading dim; blocks one row tall do not care where rows come from."""
+    """qdata and scale as matrices, or as stacks of them. Leading dims may be joined where blocks are one row tall."""
     if mx.dim() == 2 or mx.dim() == 3:
         return mx.qdata, mx.scale
     return mx.qdata.reshape(-1, mx.shape[-1]), mx.scale.reshape(-1, mx.scale.shape[-1])
@@ -195,7 +195,7 @@ class _Dequantize(torch.autograd.Function):
         return dy.to(ctx.dtype), None
 
 
-# Dynamo puts these into its graph as they are; what is inside it would have to wrap and unwrap a subclass in its own frames.
+# Dynamo puts calls of these into its graph as they are, so it need not trace how they wrap and unwrap the subclass.
 
 
 @allow_in_graph
@@ -235,7 +235,7 @@ def multiply(
     quantized_w: Sequence[Tensor] | None,
     main_grad: Tensor | None,
 ) -> Tensor:
-    """grouped_mm. The op takes x for its gradient, and its parts for their values."""
+    """grouped_mm of an MXTensor. The op takes x for autograd, and qdata and scale for their values."""
     return torch.ops.moxie.grouped_mm.mx(
         x,
         x.qdata,

@@ -25,7 +25,7 @@ Matrices = Tensor | Sequence[Tensor]  # a matrix per expert: stacked, or one by 
 
 @dataclasses.dataclass
 class Routing:
-    """What a Router decides. `loss` is the weighted sum of the losses it was asked for; 0 without them."""
+    """The result of a Router. `loss` is the weighted sum of its losses, 0 if it has none."""
 
     ids: Tensor  # int32 [T, k]
     weights: Tensor  # f32 [T, k]
@@ -33,7 +33,7 @@ class Routing:
 
 
 class Router(nn.Module):
-    """Chooses top_k experts per token and how much each counts.
+    """Chooses top_k experts per token and their weights.
 
     `score` turns logits into scores: softmax over the experts, or sigmoid each. `normalize` makes the k weights of a token add
     up to 1; `scale` multiplies them. `balance`: none; bias (a bias per expert, added to the scores for the choice alone, which
@@ -73,7 +73,7 @@ class Router(nn.Module):
         self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
         if balance == "bias":
             self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
-        # Rows that each expert got in training since reset_load_(); read it when you like, nothing here does.
+        # Rows that each expert got in training since reset_load_(). Reading it waits for the device; nothing here does.
         self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
 
     @torch.no_grad()
@@ -119,7 +119,7 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias_(self) -> None:
-        """Moves the bias of each expert by bias_rate against its load so far, and starts counting again. Once per step."""
+        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step."""
         if self.balance != "bias":
             raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
         load = self.load.to(torch.float32)
@@ -136,8 +136,8 @@ class GroupedExperts(nn.Module):
 
     Backward needs h, the result of w13: `keep` says in what form it waits, "h" as it is or "h_fp8" in FP8 (docs/MOE.md).
     `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
-    While `collect_stats` is on, forward and backward add to `stats`, f64 [2, 6, 5], what quantization loses: of the products
-    with w13 and w2, each operand (`moxie.stats.PARTS`), what `moxie.stats.STATS` names. Results stay what they are.
+    While `collect_stats` is on, forward and backward add quantization errors to `stats`, f64 [2, 6, 5]: the products with
+    w13 and w2, their operands (`moxie.stats.PARTS`), and the sums of `moxie.stats.STATS`. Results do not change.
 
     >>> experts = moxie.nn.GroupedExperts(64, 96, num_experts=2)
     >>> experts(torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)).shape
@@ -202,8 +202,8 @@ class GroupedExperts(nn.Module):
         top_k: int = 1,
         weights: Optional[Tensor] = None,
     ) -> Tensor:
-        """Rows x [R, D], or with slot_of and row_of the rows that permute makes of tokens x [T, D]; with weights [T, top_k] too,
-        the weighted sum of each token's results."""
+        """x is rows [R, D]; with slot_of and row_of, x is tokens [T, D], and the experts take the rows of permute. With weights
+        [T, top_k] too, the result is the weighted sum of each token's rows, [T, D]."""
         route = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
         if not self.collect_stats:
             return gemm.expert_mlp(
@@ -228,7 +228,7 @@ class GroupedExperts(nn.Module):
                 cache.refresh_(weight)
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
-        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        """Calls refresh_() after every step of the optimizer. Remove the returned handle to stop that."""
         return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
     @torch.no_grad()
@@ -241,15 +241,16 @@ class GroupedExperts(nn.Module):
         w13: Matrices | None = None,
         transposed: bool = False,
     ) -> None:
-        """Copies weights in: w1 (gate) and w3 (up) [E, F, D] apart, or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
+        """Copies weights: w1 (gate) and w3 (up), each [E, F, D], or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
 
-        transposed: matrices are [in, out], as `x @ w` takes them. What is not given stays; where one does not fit, all do.
+        `transposed`: matrices are [in, out], as `x @ w` takes them. Omitted weights are unchanged. Shapes are checked first; on
+        error nothing is copied.
         """
         if (w1 is None) != (w3 is None) or (w1 is not None and w13 is not None):
             raise ValueError("GroupedExperts.load_weights_: give w1 and w3 together, or w13 alone")
         experts, twice, dim = self.w13.shape
         half = (experts, twice // 2, dim)
-        # All of them before anything is copied.
+        # Check all of them before anything is copied.
         w1, w3 = _matrices("w1", w1, half, transposed), _matrices("w3", w3, half, transposed)
         w13, w2 = _matrices("w13", w13, self.w13.shape, transposed), _matrices("w2", w2, self.w2.shape, transposed)
         if w1 is not None:
@@ -261,7 +262,7 @@ class GroupedExperts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """An MLP that every token passes: one expert without routing.
+    """An MLP that every token goes through: one expert without routing.
 
     >>> moxie.nn.SharedExperts(64, 96)(torch.randn(5, 64)).shape
     torch.Size([5, 64])
@@ -361,7 +362,7 @@ class MoE(nn.Module):
                 part.refresh_()
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
-        """Calls refresh_() after every step of the optimizer; the handle that is returned ends that."""
+        """Calls refresh_() after every step of the optimizer. Remove the returned handle to stop that."""
         return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
     def forward(self, x: Tensor) -> Tensor:
@@ -385,7 +386,7 @@ def _tensors(cache: gemm.WeightCache | None) -> list[Tensor] | None:
 
 
 def _matrices(name: str, given: Matrices | None, shape: Sequence[int], transposed: bool) -> Tensor | None:
-    """What was given, as [E, out, in]; refuses another shape."""
+    """Returns the given weights as [E, out, in]; refuses any other shape."""
     if given is None:
         return None
     w = given if isinstance(given, Tensor) else torch.stack(list(given))

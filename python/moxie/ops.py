@@ -8,12 +8,12 @@ Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or
   may be partial, and never reach into another group.
 - `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
 - `scale_layout` is plain (row-major), swizzled (the order in which block-scaled tensor cores read it) or quads (the order in
-  which the Hopper GEMM does; for blocks of 128 along the contraction). What reads scales must be told: of tokens without offs,
-  those of 1x32 and 32x1 have the same shape plain and swizzled where no side needs padding.
+  which the Hopper GEMM does; for blocks of 128 along the contraction). Name the layout wherever scales are read: shapes
+  do not always tell it (without offs, plain and swizzled scales of 1x32 and 32x1 can have the same shape).
 - Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with room in R'
   for the rows of every group rounded up to the block, or [G, K, N].
-- `out` are tensors to write instead of new ones, of exactly the shapes and dtypes of the results. A scale may be uint8
-  there, which torch.compile needs where the scale is a buffer that the graph writes.
+- `out` holds tensors to write to, of exactly the shapes and dtypes of the results. Its scales may be uint8, which
+  torch.compile needs where the graph writes a scale into a buffer.
 
 qdata is torch.float8_e4m3fn and scale torch.float8_e8m0fnu. Arguments may be strided; results are contiguous. Of these
 functions only `pad_groups` and `unpad_groups` are differentiable.
@@ -45,7 +45,7 @@ def _unpack_out(op: str, out: tuple[Tensor, ...], names: str) -> tuple[Tensor, .
 
 
 def _run(name: str, out: tuple[Tensor, ...] | None, results: str, *args, **kwargs):
-    """The op of this name, or its `out` overload where there are tensors to write; results are the names of those."""
+    """Calls the op, or its `out` overload if `out` is given; `results` holds the names of the results."""
     op = getattr(_ops, name)
     if out is None:
         return op(*args, **kwargs)
@@ -148,7 +148,7 @@ def dequantize_rowwise(
 ) -> Tensor:
     """The inverse of quantize_rowwise, in bf16 (if no dtype is given) or f32.
 
-    scale_layout is that of `scale`, as it was given to quantize_rowwise.
+    scale_layout is the layout of `scale`, as it was given to quantize_rowwise.
 
     >>> x = torch.tensor([[1.0, -2.0, 3.5, 0.0]])
     >>> moxie.dequantize_rowwise(*moxie.quantize_rowwise(x), dtype=torch.float32)
@@ -174,7 +174,7 @@ def dequantize_colwise(
 ) -> Tensor:
     """The inverse of quantize_colwise: x, no longer transposed.
 
-    num_rows is R, or N of weights; the padding of qdata_t hides it. scale_layout is that of `scale_t`.
+    num_rows is R, or N of weights: qdata_t is padded, so its shape does not say it. scale_layout is the layout of `scale_t`.
 
     >>> x = torch.tensor([[1.0, -2.0], [3.5, 0.0], [7.0, 2.0]])
     >>> moxie.dequantize_colwise(*moxie.quantize_colwise(x), 3, dtype=torch.float32)
@@ -201,10 +201,10 @@ def requantize(
     from_layout: ScaleLayout = "plain",
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The rowwise form to the colwise form, straight from FP8.
+    """Makes the colwise form from the rowwise form, without a tensor in bf16 or f32 in memory.
 
-    Bit-equal to dequantizing to f32 and quantizing that, without that tensor in memory. block and from_layout are those of
-    `scale`, colwise_block and scale_layout those of the result.
+    The result is bit-equal to dequantizing to f32 and quantizing again. block and from_layout describe `scale`; colwise_block
+    and scale_layout describe the result.
 
     >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
     >>> qdata_t, scale_t = moxie.requantize(qdata, scale)
@@ -262,7 +262,7 @@ def quantize_per_col(
 
 
 def swizzle_scale(scale: Tensor, *, offs: Tensor | None = None, form: Form = "rowwise") -> Tensor:
-    """Plain scales, one per 1 x 32 of an operand, in the order of block-scaled tensor cores (32x4x4 tiles).
+    """Rearranges plain scales, one per 1 x 32 of an operand, into the order of block-scaled tensor cores (32x4x4 tiles).
 
     A stack [G, rows, cols] gives [G, flat]. With offs each group starts a tile of its own; offs counts rows of a rowwise
     operand and scale columns of a colwise one.
@@ -293,7 +293,7 @@ def unswizzle_scale(
 
 
 def replicate_scale(scale: Tensor, outer: int, k: int, *, block: Block, form: Form = "rowwise") -> Tensor:
-    """The scales of a larger block, repeated to one per 1 x 32 of the operand [outer, k].
+    """Repeats the scales of a larger block to one per 1 x 32 of the operand [outer, k].
 
     >>> _, scale = moxie.quantize_rowwise(torch.randn(4, 256, 512), block="128x128")
     >>> scale.shape, moxie.replicate_scale(scale, 256, 512, block="128x128").shape
@@ -320,10 +320,10 @@ def pad_groups(
     *,
     out: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Each group of rows padded with zero rows to a multiple of alignment: padded, starts, ends.
+    """Pads each group of rows with zeros to a multiple of alignment: padded, starts, ends.
 
-    Any dtype. The size of padded depends on R and G alone, so that nothing waits for offs; starts and ends, int32 [G], say
-    where in it each group is. An empty group stays empty.
+    Any dtype. The size of padded depends on R and G alone, so nothing waits for offs; group g is rows
+    starts[g] to ends[g] of it (int32 [G]). An empty group stays empty.
 
     >>> padded, starts, ends = moxie.pad_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32), 4)
     >>> starts.tolist(), ends.tolist(), padded[:8, 0].tolist()

@@ -21,11 +21,11 @@ class Recipe:
     """How x, w and dy are quantized. An illegal combination is refused with the reason.
 
     - `scaling`: none (the bf16 baseline), row (one power-of-two f32 scale per row) or block (MXFP8).
-    - `activations`: the block of x and dy where columns are contracted. `weights`: that of w; one that is one row tall turns
-      with the contraction of dgrad, any other serves both passes.
+    - `activations`: the block of x and dy where columns are contracted. `weights`: the block of w; a block one row tall is
+      transposed for dgrad, any other serves both passes.
     - `wgrad_dy`, `wgrad_x`: the blocks of dy and x where rows are contracted. `wgrad_with_hp`: both stay in bf16 instead.
     - `kernels`: auto, or emulated: decode, then the device's own bf16 product.
-    - `out`: the dtype of y: bfloat16, float32, or input for that of x.
+    - `out`: the dtype of y: bfloat16, float32, or input for the dtype of x.
 
     >>> recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
     >>> recipe.weights, recipe.wgrad_x
@@ -66,7 +66,7 @@ class Recipe:
         return cls(scaling=scaling, **fields)
 
     def __str__(self) -> str:
-        """The text that an op takes; `from_name` of it gives the recipe back."""
+        """The text that ops take. `from_name` of it returns an equal recipe."""
         fields: dict[str, str] = {"kernels": self.kernels, "out": self.out}
         if self.scaling != "none" or self.wgrad_with_hp:
             fields["wgrad_with_hp"] = str(self.wgrad_with_hp).lower()
@@ -82,7 +82,7 @@ DEFAULT_RECIPE = "mxfp8_rceil_128"
 
 
 def recipe_names() -> list[str]:
-    """The names of the recipes there are.
+    """The names of all presets.
 
     >>> "mxfp8_rceil_128" in moxie.recipe_names()
     True

@@ -1,4 +1,4 @@
-"""Filling the weight caches of a model again."""
+"""Refreshes the weight caches of a model."""
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ def weight_caches(model: nn.Module) -> list[WeightCache]:
 
 
 def refresh_(model: nn.Module) -> None:
-    """Quantizes every cached weight of the model again: after loading a state dict, or any change that no optimizer made.
+    """Quantizes every cached weight of the model again: call it after any change that no optimizer made.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
@@ -30,7 +30,7 @@ def refresh_(model: nn.Module) -> None:
 
 
 def _refresh_owned(module: nn.Module) -> list[WeightCache | None]:
-    """The caches that belong to the module, which knows what its parameters are by now."""
+    """Refreshes the caches of a module that owns them, from the parameters that it has now."""
     if isinstance(module, GroupedExperts):
         module.refresh_()
         return [module.cache13, module.cache2]
@@ -41,7 +41,7 @@ def _refresh_owned(module: nn.Module) -> list[WeightCache | None]:
 
 
 def refresh_after(model: nn.Module, optimizer: torch.optim.Optimizer):
-    """Calls refresh_(model) after every step of the optimizer; the handle that is returned ends that.
+    """Calls refresh_(model) after every step of the optimizer. Remove the returned handle to stop that.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))

@@ -1,4 +1,4 @@
-"""What `quantize_` did: a list, and a tree to print."""
+"""The report of `quantize_`: a list of entries, printed as a tree."""
 
 import dataclasses
 import warnings
@@ -55,17 +55,17 @@ class Report:
 
     @property
     def converted(self) -> list[str]:
-        """The names of what was converted: modules for linears, parameters for experts."""
+        """Names of the converted linears (modules) and of the converted parameters of experts."""
         return [entry.fqn for entry in self.entries if not entry.reason]
 
     @property
     def left_alone(self) -> dict[str, str]:
-        """From the names of what could have been converted and was not, to why."""
+        """Maps the names of targets that were not converted to the reason."""
         return {entry.fqn: entry.reason for entry in self.entries if entry.reason}
 
     @property
     def unused(self) -> list[str]:
-        """What is converted and no eager forward has multiplied by yet."""
+        """Names of converted targets that no eager forward has multiplied by yet."""
         return [
             entry.fqn
             for entry in self.entries
@@ -95,12 +95,12 @@ class Report:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """In a graph no use is noted: every layer would need a graph of its own."""
+    """Whether the module is compiled. Uses in a graph are not recorded: that would break the graph at every layer."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 
 class WarnUnused:
-    """A forward hook: after the model's first eager forward, names what was converted in vain, and is gone."""
+    """A forward hook: warns after the first eager forward about conversions that nothing used, and removes itself."""
 
     def __init__(self, report: Report):
         self.report = report

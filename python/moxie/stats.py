@@ -1,4 +1,4 @@
-"""How well a recipe represents a tensor, as a few numbers on its device: nothing waits for them until they are read."""
+"""Measures how well a recipe represents a tensor. Results stay on the device, so nothing waits for them."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
 
-# What is counted of an operand, in order.
+# The sums over an operand, in order.
 STATS = ("signal", "noise", "flushed", "clipped", "count")
 
 # The operands of a product: those of forward, the transposed forms that wgrad and dgrad contract, and the gradient, for dgrad
@@ -29,8 +29,8 @@ def quantization_stats(
     """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
 
     `part` says which operand of a product x is: x, w or dy; x_t, w_t or dy_t in the form contracted over rows, whose blocks
-    start again at each group of `offs`. Without it, tokens [R, C] are x and weights [G, N, K] are w. Sums of several calls can
-    be added.
+    start again at each group of `offs`. Without it, tokens [R, C] are x and weights [G, N, K] are w. Results of several
+    calls can be added.
 
     >>> stats = moxie.quantization_stats(torch.randn(64, 128), recipe="mxfp8_rceil")
     >>> bool(25 < moxie.sqnr(stats) < 40)

@@ -1,7 +1,7 @@
-"""Coming from torchao: its names, with the same arguments in the same order, and its own quantize_ for our configs.
+"""torchao's names, with the same arguments in the same order; torchao's own quantize_ takes our configs too.
 
 Weights come as torchao's functions take them: B_t is [G, K, N]. Groups need no alignment, so flags about padding change
-nothing. docs/CONVERSION.md has the table of what is called what.
+nothing. docs/CONVERSION.md maps torchao's names to ours.
 """
 
 import random
@@ -26,7 +26,7 @@ from moxie.gemm import grouped_mm
 from moxie.linear import MXLinear
 from moxie.mx_tensor import MXTensor
 
-# The later names of the same.
+# Later names of the same configs.
 TrainingOpBaseConfig = GroupedMMConfig
 MXFP8TrainingOpConfig = MXFP8GroupedMMConfig
 Float8TrainingOpConfig = FP8GroupedMMConfig
@@ -75,7 +75,7 @@ def _to_mxfp8_then_scaled_grouped_mm(
     *,
     prequantized_A: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """A [M, K] times B_t [G, K, N], group by group; an MXTensor A is multiplied as it is, whatever wgrad does."""
+    """Multiplies A [M, K] by B_t [G, K, N], group by group. An MXTensor A is not quantized again."""
     if prequantized_A is not None:
         raise TypeError(
             "_to_mxfp8_then_scaled_grouped_mm: prequantized_A is not taken; give as A "
@@ -115,7 +115,7 @@ def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Tensor | None,
     return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=recipe, bias=bias)
 
 
-# Of constants alone, so that torch.compile does not look inside.
+# Depends on constants only, so torch.compile need not trace it.
 
 
 @torch.compiler.assume_constant_result
@@ -140,7 +140,7 @@ def generate_jagged_offs(
     dtype: torch.dtype = torch.int32,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """The ends of E groups of random sizes that together are M rows, each a multiple of `multiple_of`; for tests and timings."""
+    """The ends of E groups of random sizes, each a multiple of `multiple_of`, that add up to M rows; for tests and timings."""
     if M % multiple_of != 0:
         raise ValueError(f"generate_jagged_offs: M must be a multiple of multiple_of, {multiple_of}, got {M}")
     if E > M // multiple_of:
@@ -151,8 +151,8 @@ def generate_jagged_offs(
 
 
 def _convert_module(module: nn.Module, config, *, parameter_name: str | None = None) -> nn.Module:
-    """What torchao's quantize_ calls for every module and parameter that a key of its matches, the most exact keys first: what
-    has been converted stays so. Next to 3D parameters a matrix is their bias."""
+    """torchao's quantize_ calls this for every module and parameter that one of its keys matches, the most exact keys first, so
+    a target that is converted already stays as it is. A matrix beside 3D parameters is their bias."""
     holds_experts = any(target.module is module for target in targets_of(module))
     for target in targets_of(module, named=[parameter_name] if parameter_name and not holds_experts else []):
         wanted = parameter_name is None or (target.module is module and target.name == parameter_name)
@@ -164,7 +164,7 @@ def _convert_module(module: nn.Module, config, *, parameter_name: str | None = N
 
 
 def _register() -> bool:
-    """Makes torchao's own quantize_ and FqnToConfig take our configs, if torchao is there."""
+    """Registers our configs with torchao's quantize_ and FqnToConfig, if torchao is installed."""
     try:
         from torchao.core.config import AOBaseConfig
         from torchao.quantization.transform_module import register_quantize_module_handler
