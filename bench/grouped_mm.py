@@ -12,7 +12,6 @@ import argparse
 import dataclasses
 import math
 import pathlib
-import random
 import statistics
 import sys
 from collections.abc import Callable
@@ -213,7 +212,7 @@ def sustain_all(benches: list[Bench], passes: list[Pass], buffers: list[tuple[to
     for bench in benches:
         total = min(sum(seconds) for seconds in bench.seconds)
         forward, backward = calls_of(bench, buffers)
-        call = lambda i: (forward(i), backward(i))
+        call = lambda i, forward=forward, backward=backward: (forward(i), backward(i))
         bench.sustained = harness.sustain(call, total, device, quick)
     for one in passes:
         if one.flops:
@@ -290,7 +289,7 @@ def table(report: dict) -> str:
 def pass_table(report: dict) -> str:
     lines = [("recipe", "M x N x K x G", "pass", "ms", "burst", "of dense", "sustained", "of dense", "")]
     for row in report["passes"]:
-        number = lambda name, form: format(row[name], form) if name in row else ""
+        number = lambda name, form, row=row: format(row[name], form) if name in row else ""
         lines.append(
             (
                 row["name"],

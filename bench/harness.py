@@ -6,6 +6,7 @@ Import it before torch: oneDNN reads its instruction set from the environment on
 import argparse
 import datetime
 import functools
+import itertools
 import json
 import math
 import os
@@ -72,14 +73,14 @@ def laps(calls: list[Callable[[], object]], device: str) -> list[float]:
         for call in calls:
             call()
             times.append(time.perf_counter())
-        return [after - before for before, after in zip(times, times[1:])]
+        return [after - before for before, after in itertools.pairwise(times)]
     events = [torch.cuda.Event(enable_timing=True) for _ in range(len(calls) + 1)]
     events[0].record()
     for call, event in zip(calls, events[1:]):
         call()
         event.record()
     events[-1].synchronize()
-    return [before.elapsed_time(after) / 1e3 for before, after in zip(events, events[1:])]
+    return [before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(events)]
 
 
 def seconds_of(call: Callable[[], object], device: str) -> float:
@@ -103,7 +104,7 @@ def burst(calls: list[Callable[[int], object]], warm_up: int = BURST_WARM_UP, ti
             call(i)
             mark.record()
     torch.cuda.synchronize()
-    return [[before.elapsed_time(after) / 1e3 for before, after in zip(marks, marks[1:])] for marks in events]
+    return [[before.elapsed_time(after) / 1e3 for before, after in itertools.pairwise(marks)] for marks in events]
 
 
 def progress(done: int | None, total: int) -> None:

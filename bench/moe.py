@@ -20,7 +20,6 @@ import harness  # before torch
 # isort: split
 import torch
 
-import harness  # before torch
 import moe_kernels
 from moe_lines import CACHED, COMPILED, RIVALS, SONIC, STOCK, Line, Shape, lines_of, random_weights, stock_forward
 

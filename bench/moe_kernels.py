@@ -3,7 +3,9 @@
 import re
 from collections.abc import Callable
 
-import harness
+import harness  # before torch
+
+# isort: split
 import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
@@ -65,7 +67,7 @@ def table(rows: list[dict]) -> str:
                 row["kernel"][:WIDTH],
                 f"{row['launches']:.0f}",
                 f"{row['seconds'] * 1e3:.3f}",
-                f"{row['seconds'] / totals[row['name'], *row['shape']]:.1%}",
+                f"{row['seconds'] / totals[(row['name'], *row['shape'])]:.1%}",
             )
         )
     return harness.text_table(lines, left=3)

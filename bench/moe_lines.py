@@ -7,7 +7,9 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import harness  # noqa: F401  before torch
+import harness  # noqa: F401 (before torch)
+
+# isort: split
 import torch
 from torch import nn
 
@@ -77,7 +79,7 @@ def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor
 
 
 def stock_line(shape: Shape, weights: Weights, compiled: bool) -> Line:
-    forward = lambda x: stock_forward(x, weights, shape.top_k)  # noqa: E731
+    forward = lambda x: stock_forward(x, weights, shape.top_k)
     if compiled:
         torch._dynamo.reset()  # one graph per shape, or torch would make the second one for sizes that vary
         forward = torch.compile(forward, dynamic=False, fullgraph=True)
@@ -104,7 +106,7 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
     with torch.no_grad():  # rows of gate and up take turns there
         halves = weights.w13.view(shape.experts, 2, shape.hidden_dim, shape.dim)
         layer.c_fc.weight.copy_(halves.transpose(1, 2).flatten(1, 2))
-    forward = lambda x: layer(x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]  # noqa: E731
+    forward = lambda x: layer(x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]
     return Line(SONIC, forward, list(layer.parameters()))
 
 
@@ -132,7 +134,7 @@ def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[st
             x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
             line.forward(x).backward(torch.randn_like(x))  # compiles
             lines.append(line)
-        except Exception as error:  # noqa: BLE001  whatever another project raises: the others are still measured
+        except Exception as error:  # whatever another project raises: the others are still measured
             missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         for weight in vars(weights).values():
             weight.grad = None

@@ -182,7 +182,7 @@ def main() -> int:
     checked = files()
     broken = [f"{path}:{number}: {rule}" for path in checked for number, rule in check(path)]
     broken += [f"{path}:{number}: {rule}" for found in (cycles, same_names) for path, number, rule in found(checked)]
-    print("\n".join(broken + [f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
+    print("\n".join([*broken, f"check_layers: {len(checked)} files, {len(broken)} broken rules"]))
     return 1 if broken else 0
 
 

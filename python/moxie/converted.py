@@ -36,8 +36,8 @@ class Conversion:
 class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
     """What both classes share: `_moxie` is the Conversion; `_moxie_transposed` says which view of the parameter this is.
 
-    `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else. The weight
-    cache holds the whole parameter, so it serves the first two only.
+    `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else. The
+    weight cache holds the whole parameter, so it serves the first two only.
     """
 
     _moxie: Conversion
@@ -111,7 +111,7 @@ def _mark(out: Tensor, origin: _Converted, transposed: bool | None) -> Tensor:
     return marked
 
 
-# ---- what keeps the conversion --------------------------------------------------------------------------------------------------
+# ---- what keeps the conversion -----------------------------------------------------------------------------------------------
 
 _LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 

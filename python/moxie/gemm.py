@@ -87,8 +87,8 @@ def expert_mlp(
     recipe of blocks quantizes these rows as it reads the tokens, so they are never in memory. With `weights` f32 [T, top_k] too,
     the result is that of `unpermute`: the weighted sum of each token's rows, [T, D]. weights get their gradient.
 
-    Between forward and backward the node keeps h, the result of w13, and little beside it. `keep="h_fp8"` keeps h in FP8: half the
-    bytes, at some cost in the accuracy of the gradients (docs/MOE.md). x_dtype is set by autocast: x is rounded to it, the
+    Between forward and backward the node keeps h, the result of w13, and little beside it. `keep="h_fp8"` keeps h in FP8: half
+    the bytes, at some cost in the accuracy of the gradients (docs/MOE.md). x_dtype is set by autocast: x is rounded to it, the
     gradient of x is not.
 
     >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
@@ -137,9 +137,9 @@ def quantize_weights(
 
 
 # ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
-# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). Not differentiable; `dtype` is that of the result, bf16 if None. `scale_layout` is that
-# of the scales of tokens: if None, swizzled where Blackwell multiplies, else plain. Hopper reads quads, and puts plain ones in
-# order first; where operands are decoded it may be any.
+# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). Not differentiable; `dtype` is that of
+# the result, bf16 if None. `scale_layout` is that of the scales of tokens: if None, swizzled where Blackwell multiplies, else
+# plain. Hopper reads quads, and puts plain ones in order first; where operands are decoded it may be any.
 
 
 def grouped_fwd(

@@ -9,7 +9,7 @@ R = T * k. No token is dropped and nothing waits for the device.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch import Tensor, nn
 from moxie import gemm, moe
 from moxie.recipe import AnyRecipe, Recipe
 from moxie.stats import PARTS, STATS
+
+if TYPE_CHECKING:
+    from moxie.converted import Conversion
 
 _ops = torch.ops.moxie
 
@@ -45,6 +48,9 @@ class Router(nn.Module):
     >>> routing.ids.shape, routing.weights.shape
     (torch.Size([5, 2]), torch.Size([5, 2]))
     """
+
+    bias: Tensor  # where balance is bias
+    load: Tensor
 
     def __init__(
         self,
@@ -144,6 +150,11 @@ class GroupedExperts(nn.Module):
     torch.Size([5, 64])
     """
 
+    stats: Tensor
+    # Where quantize_ has given the experts another recipe:
+    _conversion: "Conversion"
+    _recipe_before: tuple[str, bool]  # and whether there was a weight cache
+
     def __init__(
         self,
         dim: int,
@@ -200,11 +211,11 @@ class GroupedExperts(nn.Module):
         slot_of: Tensor | None = None,
         row_of: Tensor | None = None,
         top_k: int = 1,
-        weights: Optional[Tensor] = None,
+        weights: Tensor | None = None,
     ) -> Tensor:
         """x is rows [R, D]; with slot_of and row_of, x is tokens [T, D], and the experts take the rows of permute. With weights
         [T, top_k] too, the result is the weighted sum of each token's rows, [T, D]."""
-        route = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
+        route: dict[str, Any] = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
         if not self.collect_stats:
             return gemm.expert_mlp(
                 x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2, **route
@@ -253,7 +264,7 @@ class GroupedExperts(nn.Module):
         # Check all of them before anything is copied.
         w1, w3 = _matrices("w1", w1, half, transposed), _matrices("w3", w3, half, transposed)
         w13, w2 = _matrices("w13", w13, self.w13.shape, transposed), _matrices("w2", w2, self.w2.shape, transposed)
-        if w1 is not None:
+        if w1 is not None and w3 is not None:
             w13 = torch.cat([w1, w3], dim=1)
         for own, given in ((self.w13, w13), (self.w2, w2)):
             if given is not None:
@@ -338,7 +349,7 @@ class MoE(nn.Module):
             device=device,
             dtype=dtype,
         )
-        self.shared = None
+        self.shared: SharedExperts | None = None
         if shared_hidden_dim is not None:
             self.shared = SharedExperts(
                 dim,
@@ -357,9 +368,9 @@ class MoE(nn.Module):
 
     def refresh_(self) -> None:
         """Quantizes the cached weights again."""
-        for part in (self.experts, self.shared and self.shared.experts):
-            if part is not None:
-                part.refresh_()
+        self.experts.refresh_()
+        if self.shared is not None:
+            self.shared.experts.refresh_()
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
         """Calls refresh_() after every step of the optimizer. Remove the returned handle to stop that."""

@@ -59,6 +59,10 @@ def in_line(ends: list[int]) -> list[int]:
     return result
 
 
+def of_offs(op: Callable, *args, **kwargs) -> Callable:
+    return lambda offs: op(*args, offs=offs, **kwargs)
+
+
 class Calls:
     """Calls by name, each a function of offs. Their tensors have guards; `good` are offs that the operands were made with."""
 
@@ -93,30 +97,30 @@ class Calls:
 
     def ops(self) -> Iterator[tuple[str, Callable]]:
         x, h, dy, good = self.x, self.h, self.dy, self.good
-        tokens, (slot_of, row_of) = self.own(x[: ROWS // 2].clone()), self.routed()
+        tokens, (slot_of, _) = self.own(x[: ROWS // 2].clone()), self.routed()
         for layout in ("plain", "swizzled"):
             how = {"scale_layout": layout}
-            yield f"quantize_rowwise {layout}", lambda o: moxie.quantize_rowwise(x, offs=o, **how)
+            yield f"quantize_rowwise {layout}", of_offs(moxie.quantize_rowwise, x, **how)
             for block in ("32x1", "128x32"):
                 both = {"rowwise_block": "1x128", "colwise_block": block, **how}
-                yield f"quantize_both {block} {layout}", lambda o: moxie.quantize_both(x, offs=o, **both)
-                yield f"swiglu_quantize_both {block} {layout}", lambda o: moxie.swiglu_quantize_both(h, offs=o, **both)
+                yield f"quantize_both {block} {layout}", of_offs(moxie.quantize_both, x, **both)
+                yield f"swiglu_quantize_both {block} {layout}", of_offs(moxie.swiglu_quantize_both, h, **both)
                 yield (
                     f"swiglu_backward_quantize_both {block} {layout}",
-                    lambda o: moxie.swiglu_backward_quantize_both(x, h, offs=o, **both),
+                    of_offs(moxie.swiglu_backward_quantize_both, x, h, **both),
                 )
                 yield (
                     f"permute_quantize_both {block} {layout}",
-                    lambda o: moxie.permute_quantize_both(tokens, slot_of, 2, offs=o, **both),
+                    of_offs(moxie.permute_quantize_both, tokens, slot_of, 2, **both),
                 )
                 form = self.owned(moxie.quantize_colwise(x, offs=good, block=block, **how))
                 yield (
                     f"dequantize_colwise {block} {layout}",
-                    lambda o: moxie.dequantize_colwise(*form, ROWS, offs=o, block=block, **how),
+                    of_offs(moxie.dequantize_colwise, *form, ROWS, block=block, **how),
                 )
             row = self.owned(moxie.quantize_rowwise(x, offs=good, **how))
-            yield f"dequantize_rowwise {layout}", lambda o: moxie.dequantize_rowwise(*row, offs=o, **how)
-            yield f"requantize {layout}", lambda o: moxie.requantize(*row, offs=o, from_layout=layout, **how)
+            yield f"dequantize_rowwise {layout}", of_offs(moxie.dequantize_rowwise, *row, **how)
+            yield f"requantize {layout}", of_offs(moxie.requantize, *row, from_layout=layout, **how)
         yield "quantize_per_row", lambda o: moxie.quantize_per_row(x, offs=o)
         yield "quantize_per_col", lambda o: moxie.quantize_per_col(x, offs=o)
         out = self.owned(moxie.quantize_both(x, offs=good))
@@ -161,9 +165,9 @@ class Calls:
         x, dy = forms(self.x, fields.wgrad_x), forms(self.dy, fields.wgrad_dy)
         w = (w, None, w, None) if fields.scaling == "none" else self.owned(moxie.quantize_weights(w, recipe=recipe))
         for dtype in (torch.bfloat16, torch.float32):
-            yield f"grouped_fwd {dtype}", lambda o: moxie.grouped_fwd(*x[:2], *w[:2], o, bias=bias, dtype=dtype, **how)
-            yield f"grouped_dgrad {dtype}", lambda o: moxie.grouped_dgrad(*dy[:2], *w[2:], o, dtype=dtype, **how)
-            yield f"grouped_wgrad {dtype}", lambda o: moxie.grouped_wgrad(*dy[2:], *x[2:], ROWS, o, dtype=dtype, **how)
+            yield f"grouped_fwd {dtype}", of_offs(moxie.grouped_fwd, *x[:2], *w[:2], bias=bias, dtype=dtype, **how)
+            yield f"grouped_dgrad {dtype}", of_offs(moxie.grouped_dgrad, *dy[:2], *w[2:], dtype=dtype, **how)
+            yield f"grouped_wgrad {dtype}", of_offs(moxie.grouped_wgrad, *dy[2:], *x[2:], ROWS, dtype=dtype, **how)
         grad = self.own(torch.zeros(self.groups, N, K, device=self.device))
 
         def add(o):
@@ -183,7 +187,7 @@ class Calls:
 
         for dtype in (torch.bfloat16, torch.float32):
 
-            def linear(o):
+            def linear(o, dtype=dtype):
                 leaves = [t.detach().to(dtype).requires_grad_() for t in (self.x, w, bias)]
                 y = moxie.grouped_mm(leaves[0], leaves[1], o, recipe=recipe, bias=leaves[2])
                 return backward(y, self.dy, leaves)
@@ -207,7 +211,7 @@ class Calls:
 
         for collects in (False, True):
 
-            def layer(o):
+            def layer(o, collects=collects):
                 experts = moxie.nn.GroupedExperts(K, N, self.groups, recipe=recipe).to(self.device)
                 experts.collect_stats = collects
                 with torch.no_grad():

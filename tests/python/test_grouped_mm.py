@@ -284,7 +284,7 @@ def test_strided_inputs_and_gradients_give_the_same_bytes(recipe, device):
     assert_same_results(run(strided_offs, recipe), expected)
 
 
-@pytest.mark.parametrize("recipe", MXFP8 + ["fp8_rowwise"])
+@pytest.mark.parametrize("recipe", [*MXFP8, "fp8_rowwise"])
 def test_operands_that_are_quantized_already_multiply_alike(recipe, device):
     """What another op has quantized needs no bf16 copy for any of the three passes."""
     problem = gaussian(RAGGED, 64, 160, device=device)

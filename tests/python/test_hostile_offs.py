@@ -11,7 +11,7 @@ import torch
 
 import moxie
 from hostile_offs import GROUPS, KINDS, ROWS, Calls, in_line, offs_of
-from support import assert_same_bytes, as_tuple
+from support import as_tuple, assert_same_bytes
 
 RECIPES = ["ops", *moxie.recipe_names()]
 PROCESSES = min(12, os.cpu_count())  # at a time: most of each is the start of torch

@@ -1,4 +1,4 @@
-"""Tensors may begin at any element of a buffer: as a view of flat parameters or gradients does. Nothing around them is written."""
+"""Tensors may begin at any element of a buffer, as views of flat parameters or gradients do. Nothing around them is written."""
 
 import pytest
 import torch

@@ -10,6 +10,7 @@ import random
 import pytest
 import torch
 
+import moxie
 from grouped_reference import Problem, Results, gaussian, run, sqnr
 
 pytest.importorskip("torchao", reason="torchao, the oracle, is not installed")
