@@ -29,6 +29,12 @@ class Conversion:
         self.used = False  # by a product, in eager mode
         self.ended = False  # undone, or replaced by another
 
+    def __setstate__(self, state: dict) -> None:
+        state = dict(state)
+        if "cache_is_turned" in state:  # its name in older pickles
+            state["cache_is_transposed"] = state.pop("cache_is_turned")
+        self.__dict__.update(state)
+
     def __repr__(self) -> str:
         return f"Conversion({self.name!r}, {self.config!r})"
 

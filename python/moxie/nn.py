@@ -150,6 +150,7 @@ class GroupedExperts(nn.Module):
     torch.Size([5, 64])
     """
 
+    keep: Literal["h", "h_fp8"] = "h"  # pickles that are older than the choice have none
     stats: Tensor
     # Where quantize_ has given the experts another recipe:
     _conversion: "Conversion"

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import moxie
-from moe_models import DIM, EXPERTS, HIDDEN, TitanExperts, normal
+from moe_models import DIM, EXPERTS, HIDDEN, HuggingExperts, TitanExperts, normal
 from moxie.converted import is_converted
 
 X, OFFS = torch.randn(40, DIM), torch.tensor([7, 7, 30, 40], dtype=torch.int32)
@@ -218,6 +218,33 @@ def test_parameters_and_copies_are_saved_as_plain_ones():
     twin = pickle.loads(pickle.dumps(experts))  # saved with its module, a parameter is converted again
     assert is_converted(twin.w1) and twin.w1.no_decay and twin.w1._moxie is twin._moxie_converted["w1"]
     assert torch.equal(twin(X, OFFS), experts(X, OFFS))
+
+
+def pickle_with_old_names(module: nn.Module) -> bytes:
+    """The pickle that was written when moxie.convert_parameter was moxie.experts and `transposed` was `turned`."""
+    text = pickle.dumps(module, protocol=0)  # it ends names with line breaks, so that their lengths may change
+    for new, old in (
+        (b"cmoxie.convert_parameter\ntransposed\n", b"cmoxie.experts\nturned\n"),
+        (b"cmoxie.convert_parameter\n", b"cmoxie.experts\n"),
+        (b"Vcache_is_transposed\n", b"Vcache_is_turned\n"),
+    ):
+        assert new in text
+        text = text.replace(new, old)
+    return text
+
+
+def test_a_module_that_was_pickled_with_old_names_loads():
+    model = nn.ModuleDict({"experts": HuggingExperts().bfloat16(), "linear": nn.Linear(DIM, DIM)})
+    grouped, linear = moxie.MXFP8GroupedMMConfig(weight_cache="kn"), moxie.MXLinearConfig(weight_cache=True)
+    moxie.quantize_(model, moxie.FqnToConfig({"re:experts.*proj": grouped, "linear": linear}))
+    twin = pickle.loads(pickle_with_old_names(model))
+    experts, x = twin["experts"], X.bfloat16()
+    assert is_converted(experts.down_proj) and experts.down_proj._moxie is experts._moxie_converted["down_proj"]
+    assert torch.equal(experts(x, OFFS), model["experts"](x, OFFS)) and torch.equal(twin["linear"](X), model["linear"](X))
+    experts.down_proj_cache.qdata.zero_()
+    assert torch.equal(experts(x, OFFS)[:7], experts.down_proj_bias[0].expand(7, -1))  # the cache is used
+    moxie.unquantize_(twin)
+    assert type(experts.down_proj) is nn.Parameter and not experts._forward_pre_hooks  # the hooks are known as ours
 
 
 def test_a_parameter_that_is_removed_is_forgotten():

@@ -1,6 +1,7 @@
 """What a layer of experts keeps: weights, state dicts, counts of rows, statistics of what quantization loses."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -29,6 +30,14 @@ def test_the_names_of_the_state_dict_are_those_of_the_cpp_module():
         "shared.experts.w13",
         "shared.experts.w2",
     ]
+
+
+def test_experts_that_were_pickled_before_keep_was_a_choice_keep_h():
+    experts = moxie.nn.GroupedExperts(64, 32, 2)
+    del experts.__dict__["keep"]
+    twin = pickle.loads(pickle.dumps(experts))
+    x, offs = torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)
+    assert twin.keep == "h" and torch.equal(twin(x, offs), experts(x, offs))
 
 
 def test_a_layer_on_meta_has_the_shapes_of_a_real_one():

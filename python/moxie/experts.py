@@ -1,0 +1,6 @@
+"""The old name of moxie.convert_parameter: whole modules that were pickled under it still load."""
+
+from moxie.convert_parameter import ViewCache, _after_load, _before_forward, _rebuild, stacked
+from moxie.convert_parameter import transposed as turned
+
+__all__ = ["ViewCache", "_after_load", "_before_forward", "_rebuild", "stacked", "turned"]
