@@ -97,6 +97,33 @@ void expect_equal(const std::string& text, const Fused& fused, const Apart& apar
   }
 }
 
+// Weights of rows in a random order of slots; half the time there are none.
+struct Weights {
+  std::vector<float> weights;
+  std::vector<int32_t> slot_of;
+
+  Weights(Random& random, int64_t rows) {
+    if (random.chance(50)) return;
+    for (int64_t r = 0; r < rows; ++r) {
+      weights.push_back(static_cast<float>(random.between(-64, 64)) / 32);
+      slot_of.push_back(static_cast<int32_t>(r));
+    }
+    for (int64_t r = rows - 1; r > 0; --r) std::swap(slot_of[r], slot_of[random.between(0, r)]);
+  }
+  std::optional<RowWeights> in(Arena& arena) const {
+    const auto rows = static_cast<int64_t>(weights.size());
+    if (rows == 0) return std::nullopt;
+    return RowWeights{arena.input(weights, {rows}), arena.input(slot_of, {rows})};
+  }
+  std::optional<WeightGradient> gradient(Arena& arena, Arena& workspace, int64_t width) const {
+    const auto of = in(arena);
+    if (!of) return std::nullopt;
+    const int64_t rows = of->slot_of.dim(0);
+    return WeightGradient{*of, arena.output<float>({rows}),
+                          workspace.output<float>({rows, weight_gradient_tiles(width)})};
+  }
+};
+
 int64_t random_width(Random& random) {
   return random.pick<int64_t>({0, 1, 8, 31, 32, 64, 100, 128, 128, 136, 256, 384, 640});
 }
@@ -107,15 +134,20 @@ TEST(Fused, SwigluQuantizeIsSwigluThenQuantize) {
     const int64_t rows = random.between(0, 300), width = random_width(random);
     const Request request(random, rows, width);
     const Input h(random, rows * 2 * width, random_data(random));
+    const Weights weights(random, rows);
     const auto fused = [&](const Exec& exec) {
       Arena arena(exec.backend, request.misalign);
-      swiglu_quantize({.h = h.in(arena, {rows, 2 * width}), .forms = request.forms(arena)}, exec);
+      swiglu_quantize({.h = h.in(arena, {rows, 2 * width}),
+                       .forms = request.forms(arena),
+                       .weights = weights.in(arena)},
+                      exec);
       return arena.results();
     };
     const auto apart = [&](const Exec& exec) {
       Arena arena(exec.backend, request.misalign);
       const Between a(exec.backend, h.format, request.x, request.misalign);
-      swiglu({.h = h.in(arena, {rows, 2 * width}), .a = a.view}, exec);
+      swiglu({.h = h.in(arena, {rows, 2 * width}), .a = a.view, .weights = weights.in(arena)},
+             exec);
       quantize(args_of(a.in(), request.forms(arena)), exec);
       return arena.results();
     };
@@ -132,21 +164,36 @@ TEST(Fused, SwigluBackwardQuantizeIsSwigluBackwardThenQuantize) {
     const Input h(random, rows * 2 * width, random_data(random));
     Input da(random, rows * width, random_data(random));
     while (da.format != h.format) da = Input(random, rows * width, Data::kGaussianLike);
+    const Weights weights(random, rows);
     const auto fused = [&](const Exec& exec) {
-      Arena arena(exec.backend, request.misalign);
+      Arena forms(exec.backend, request.misalign), arena(exec.backend, request.misalign),
+          workspace(exec.backend);
       swiglu_backward_quantize({.da = da.in(arena, {rows, width}),
                                 .h = h.in(arena, request.x),
-                                .forms = request.forms(arena)},
+                                .forms = request.forms(forms),
+                                .weights = weights.gradient(arena, workspace, width)},
                                exec);
-      return arena.results();
+      Bytes bytes = forms.results();
+      for (const auto& dots : arena.results()) bytes.push_back(dots);  // one, if there are weights
+      return bytes;
     };
     const auto apart = [&](const Exec& exec) {
-      Arena arena(exec.backend, request.misalign);
+      Arena forms(exec.backend, request.misalign), arena(exec.backend, request.misalign),
+          workspace(exec.backend);
       const Between dh(exec.backend, h.format, request.x, request.misalign);
-      swiglu_backward(
-          {.da = da.in(arena, {rows, width}), .h = h.in(arena, request.x), .dh = dh.view}, exec);
-      quantize(args_of(dh.in(), request.forms(arena)), exec);
-      return arena.results();
+      swiglu_backward({.da = da.in(arena, {rows, width}),
+                       .h = h.in(arena, request.x),
+                       .dh = dh.view,
+                       .weights = weights.gradient(arena, workspace, width)},
+                      exec);
+      quantize(args_of(dh.in(), request.forms(forms)), exec);
+      Bytes bytes = forms.results();
+      for (auto dots : arena.results()) {
+        for (int64_t r = request.offs.empty() ? rows : request.offs.back(); r < rows; ++r)
+          std::memset(&dots[weights.slot_of[r] * sizeof(float)], 0, sizeof(float));
+        bytes.push_back(dots);
+      }
+      return bytes;
     };
     expect_equal(request.text() + ' ' + name(h.format), fused, apart, false);
     if (HasFailure()) return;

@@ -10,11 +10,11 @@
 #include <sstream>
 
 #include "moxie/core/base/check.h"
-#include "moxie/core/base/thread_pool.h"
 #include "moxie/core/route/rank.h"
 #include "tests/support/arena.h"
 #include "tests/support/backends.h"
 #include "tests/support/random.h"
+#include "tests/support/two_threads.h"
 
 namespace moxie::testing {
 namespace {
@@ -99,7 +99,7 @@ void expect_next_to(const std::vector<float>& actual, const std::vector<float>& 
 
 TEST(Select, IsTheReferenceOnEveryBackend) {
   Random random(1);
-  ThreadPool pool(2);
+  TwoThreads pool;
   for (int i = 0; i < 400; ++i) {
     const auto experts = random.pick<int64_t>({1, 2, 7, 16, 31, 32, 33, 64, 100, 128, 256, 1000});
     const int64_t k = random.between(1, min<int64_t>(experts, i % 10 == 0 ? kMaxTopK : 8));

@@ -93,6 +93,76 @@ TEST(Swiglu, BackwardIsWithinOneUlpOfTheReferenceForEveryGate) {
   }
 }
 
+TEST(Swiglu, WeightsScaleTheResultAndItsGradientAndGetTheirs) {
+  for (const int64_t width : {1, 8, 100, 128, 300}) {
+    constexpr int64_t kRows = 37;
+    Random random(width);
+    const auto values = [&](int64_t count) {
+      std::vector<float> made(count);
+      for (float& value : made) value = static_cast<float>(random.between(-64, 64)) / 16;
+      return made;
+    };
+    const auto h = values(kRows * 2 * width), da = values(kRows * width), weights = values(kRows);
+    std::vector<int32_t> slot_of(kRows);
+    for (int32_t r = 0; r < kRows; ++r) slot_of[r] = (r * 5 + 3) % kRows;
+    const Shape h_shape{kRows, 2 * width}, a_shape{kRows, width};
+    for (const auto& backend : backends_here()) {
+      Arena arena(backend.exec.backend), plain(backend.exec.backend), space(backend.exec.backend);
+      const auto run = [&](Arena& to, bool weighted) {
+        const ConstFloatView from{to.input(h, h_shape).data, Format::kF32, h_shape};
+        const ConstFloatView grad{to.input(da, a_shape).data, Format::kF32, a_shape};
+        std::optional<RowWeights> of;
+        std::optional<WeightGradient> gradient;
+        if (weighted) {
+          of = RowWeights{to.input(weights, {kRows}), to.input(slot_of, {kRows})};
+          gradient = WeightGradient{*of, to.output<float>({kRows}),
+                                    space.output<float>({kRows, weight_gradient_tiles(width)})};
+        }
+        swiglu({.h = from, .a = to.float_output(Format::kF32, a_shape), .weights = of},
+               backend.exec);
+        swiglu_backward({.da = grad,
+                         .h = from,
+                         .dh = to.float_output(Format::kF32, h_shape),
+                         .weights = gradient},
+                        backend.exec);
+        std::vector<std::vector<float>> results;
+        for (const auto& bytes : to.results()) {
+          results.emplace_back(bytes.size() / sizeof(float));
+          std::memcpy(results.back().data(), bytes.data(), bytes.size());
+        }
+        return results;
+      };
+      const auto with = run(arena, true), without = run(plain, false);
+      for (int64_t r = 0; r < kRows; ++r) {
+        const float weight = weights[slot_of[r]];
+        float sum = 0;
+        for (int64_t first = 0; first < width; first += kDotTile) {
+          float terms[kDotTile] = {};
+          for (int64_t f = first; f < std::min(width, first + kDotTile); ++f)
+            terms[f - first] = da[r * width + f] * without[0][r * width + f];
+          sum += sum_dot_tile(terms);
+        }
+        ASSERT_EQ(with[0][slot_of[r]], sum) << backend.name << " width " << width << " row " << r;
+        for (int64_t f = 0; f < width; ++f)
+          ASSERT_EQ(with[1][r * width + f], weight * without[0][r * width + f]) << backend.name;
+        for (int64_t f = 0; f < 2 * width; ++f)
+          ASSERT_EQ(with[2][r * 2 * width + f], weight * without[1][r * 2 * width + f])
+              << backend.name;
+      }
+    }
+  }
+}
+
+TEST(Swiglu, RefusesSlotsThatAreNone) {
+  std::vector<float> h(4), a(2), weights(2);
+  std::vector<int32_t> slot_of = {0, 2};
+  EXPECT_THROW(swiglu({.h = {h.data(), Format::kF32, {2, 2}},
+                       .a = {a.data(), Format::kF32, {2, 1}},
+                       .weights = RowWeights{{weights.data(), {2}}, {slot_of.data(), {2}}}},
+                      kRef),
+               Error);
+}
+
 TEST(Swiglu, RefusesAnOddNumberOfColumns) {
   std::vector<float> h(9), a(3);
   EXPECT_THROW(

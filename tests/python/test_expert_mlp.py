@@ -99,8 +99,7 @@ def test_only_the_gradients_that_are_needed_are_computed(needs, device):
     x, w13, w2 = needs
     assert Spy.names.count("grouped_dgrad") == (x or w13) + x
     assert Spy.names.count("grouped_wgrad") == w13 + w2
-    fused = Spy.names.count("_swiglu_backward_quantize")
-    assert fused == (x and w13) and Spy.names.count("swiglu_backward") + fused == (x or w13)
+    assert Spy.names.count("_swiglu_backward_quantize") == (x or w13)
     assert_same(actual, step(chain, tensors, needs))
 
 

@@ -13,6 +13,12 @@ void check_weights(const char* op, const std::optional<RowWeights>& weights, int
 void check_weights(const char* op, const std::optional<WeightGradient>& weights, const Shape& da,
                    Backend backend);
 
+// Rows before the end of the last group. Where the host reads offs they are in order.
+inline int64_t covered_rows(const SwigluBackwardQuantizeArgs& args) {
+  const OptionalOffs& offs = args.forms.offs;
+  return offs ? offs->data[offs->dim(0) - 1] : args.da.dim(0);
+}
+
 namespace ref {
 void swiglu(const SwigluArgs& args);
 void swiglu_backward(const SwigluBackwardArgs& args);

@@ -15,7 +15,8 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Pane
   const WeightParams of = weight_params(args.weights);
   const auto start_elements = [&]<class T>(const T* da, const T* h) {
     start(SwigluBackwardElements<T>{{}, da, h, width, of, 0});
-    if (args.weights) weight_gradient(kOp, *args.weights, args.da, args.h, stream);
+    if (args.weights)
+      weight_gradient(kOp, {*args.weights, args.da, args.h, args.forms.offs}, stream);
   };
   if (args.h.format == Format::kF32)
     return start_elements(static_cast<const float*>(args.da.data),
@@ -28,8 +29,12 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Pane
     return start_elements(da, h);
   if (!args.weights)
     return start(SwigluBackwardSource<Weighting::kNone>{.da = da, .h = h, .width = width});
+  // No CTA has rows that no group covers.
+  const View<float>& sums = args.weights->workspace;
+  zero_async({.op = kOp, .stream = stream, .work = 0}, sums.data,
+             numel(sums.shape) * int64_t{sizeof(float)});
   start(SwigluBackwardSource<Weighting::kByRow>{
-      .da = da, .h = h, .width = width, .of = of, .tile_sums = args.weights->workspace.data});
+      .da = da, .h = h, .width = width, .of = of, .tile_sums = sums.data});
   sum_weight_tiles(kOp, *args.weights, stream);
 }
 

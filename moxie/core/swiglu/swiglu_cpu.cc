@@ -44,16 +44,18 @@ void swiglu_as(const SwigluArgs& args, const Exec& exec) {
   });
 }
 
+// 0 for rows past `covered`, which no group has.
 template <class T>
 void weight_gradient_as(const WeightGradient& to, const ConstFloatView& da, const ConstFloatView& h,
-                        const Exec& exec) {
+                        int64_t covered, const Exec& exec) {
   const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(weight_gradient<T>));
   const int64_t width = da.dim(1);
   parallel_for(exec, da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
       to.dweights.data[to.of.slot_of.data[r]] =
-          kernel(static_cast<const T*>(da.data) + r * width,
-                 static_cast<const T*>(h.data) + r * 2 * width, width);
+          r < covered ? kernel(static_cast<const T*>(da.data) + r * width,
+                               static_cast<const T*>(h.data) + r * 2 * width, width)
+                      : 0.f;
   });
 }
 
@@ -67,7 +69,7 @@ void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
              static_cast<const T*>(args.h.data) + r * 2 * width, width,
              weight_of(pointer_to(args.weights), r), static_cast<T*>(args.dh.data) + r * 2 * width);
   });
-  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, exec);
+  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, args.da.dim(0), exec);
 }
 
 template <class T>
@@ -97,7 +99,7 @@ void swiglu_backward_quantize_as(const SwigluBackwardQuantizeArgs& args, const P
                static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width,
                weights.data, tile.span, args.forms.rule, to, scratch);
       });
-  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, exec);
+  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, covered_rows(args), exec);
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ void swiglu(const SwigluArgs& args, void* stream) {
 void swiglu_backward(const SwigluBackwardArgs& args, void* stream) {
   constexpr const char* kOp = "swiglu_backward";
   launch_swiglu<true>(kOp, args.h, args.da.data, weight_params(args.weights), args.dh.data, stream);
-  if (args.weights) weight_gradient(kOp, *args.weights, args.da, args.h, stream);
+  if (args.weights) weight_gradient(kOp, {*args.weights, args.da, args.h}, stream);
 }
 
 }  // namespace moxie::cuda

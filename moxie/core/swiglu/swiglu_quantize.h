@@ -1,6 +1,6 @@
 // swiglu and swiglu_backward followed by quantize, without their result in memory: [R, 2F] -> both
 // forms of a [R, F], and both forms of dh [R, 2F]. The bytes of the two ops one after the other, on
-// the same backend.
+// the same backend. Rows that no group covers give zeros, as weight gradients too.
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"

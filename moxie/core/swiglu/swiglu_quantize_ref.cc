@@ -20,6 +20,10 @@ void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args) {
   moxie::swiglu_backward({.da = args.da, .h = args.h, .dh = dh.view, .weights = args.weights},
                          kRef);
   moxie::quantize(args_of(dh.in(), args.forms), kRef);
+  if (!args.weights) return;
+  const auto& [of, dweights, workspace] = *args.weights;
+  for (int64_t r = covered_rows(args); r < args.da.dim(0); ++r)
+    dweights.data[of.slot_of.data[r]] = 0;
 }
 
 }  // namespace moxie::ref

@@ -5,9 +5,13 @@
 
 namespace moxie::cuda {
 
-// From da and h.
-void weight_gradient(const char* op, const WeightGradient& to, const ConstFloatView& da,
-                     const ConstFloatView& h, void* stream);
+// From da and h; 0 for rows that no group covers. Without offs groups cover all.
+struct WeightGradientArgs {
+  const WeightGradient& to;
+  ConstFloatView da, h;  // [R, F] and [R, 2F]
+  OptionalOffs offs = std::nullopt;
+};
+void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream);
 // From the sums of tiles that are in the workspace.
 void sum_weight_tiles(const char* op, const WeightGradient& to, void* stream);
 

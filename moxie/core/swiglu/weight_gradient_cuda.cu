@@ -11,7 +11,22 @@ struct DotParams {
   WeightParams of;
   float* dweights;
   int64_t width;
+  const int32_t* offs;  // may be nullptr
+  int64_t groups;
 };
+
+// Rows that groups cover: up to the largest end, whatever the order of the others. All lanes of a
+// warp call it.
+template <class T>
+__device__ int64_t covered_rows(const DotParams<T>& p) {
+  if (!p.offs) return p.of.rows;
+  int32_t last = 0;
+  for (int64_t g = lane_index(); g < p.groups; g += kWarp) last = max(last, p.offs[g]);
+#pragma unroll
+  for (int step = kWarp / 2; step > 0; step /= 2)
+    last = max(last, __shfl_xor_sync(~0u, last, step));
+  return min<int64_t>(last, p.of.rows);
+}
 
 // Half a warp per row: a lane has eight columns of every tile.
 template <class T, bool kAligned>
@@ -35,7 +50,9 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(const __grid_constant__ D
       tile = __fadd_rn(tile, __shfl_xor_sync(~0u, tile, step));
     sum = __fadd_rn(sum, tile);
   }
-  if (fragment_col() == 0 && row < p.of.rows) p.dweights[p.of.slot(row)] = sum;
+  const int64_t covered = covered_rows(p);
+  if (fragment_col() == 0 && row < p.of.rows)
+    p.dweights[p.of.slot(row)] = row < covered ? sum : 0.f;
 }
 
 struct TileSumParams {
@@ -56,14 +73,16 @@ __global__ __launch_bounds__(kThreads) void tile_sum_kernel(
 
 }  // namespace
 
-void weight_gradient(const char* op, const WeightGradient& to, const ConstFloatView& da,
-                     const ConstFloatView& h, void* stream) {
+void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream) {
+  const auto& [to, da, h, offs] = args;
   with_format(h.format, [&]<class T>() {
     const DotParams<T> params{.da = static_cast<const T*>(da.data),
                               .h = static_cast<const T*>(h.data),
                               .of = weight_params(to.of),
                               .dweights = to.dweights.data,
-                              .width = da.dim(1)};
+                              .width = da.dim(1),
+                              .offs = offs ? offs->data : nullptr,
+                              .groups = offs ? offs->dim(0) : 0};
     const bool aligned = are_rows_aligned(params.da, params.width, kFragment) &&
                          are_rows_aligned(params.h, params.width, kFragment);
     with_alignment(aligned, [&]<bool kAligned>() {
