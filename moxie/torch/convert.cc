@@ -15,12 +15,39 @@ namespace {
 
 constexpr const char* kOp = "quantize";
 constexpr std::string_view kPattern = "re:";
+constexpr size_t kShown = 60;  // characters of a pattern in a message
+
+// regcomp() calls itself for each parenthesis, repeats what braces tell it to, and regexec() tries
+// every way to match a back-reference: a pattern could take the stack, all memory or all day.
+const char* why_refused(std::string_view regex) {
+  constexpr size_t kLongest = 1000;
+  constexpr int kDeepest = 32;
+  if (regex.size() > kLongest) return "it is longer than 1000 characters";
+  if (regex.find('\0') != regex.npos) return "it has a zero byte";
+  int depth = 0;
+  for (size_t i = 0; i < regex.size(); ++i) {
+    if (regex[i] == '\\' && i + 1 < regex.size()) {
+      if (regex[++i] >= '1' && regex[i] <= '9') return "it has a back-reference";
+    } else if (regex[i] == '(' && ++depth > kDeepest) {
+      return "its parentheses are nested more than 32 deep";
+    } else if (regex[i] == ')') {
+      --depth;
+    } else if (regex[i] == '{') {
+      return "it has braces, as in a{2,3}; say the repetition in other words";
+    }
+  }
+  return nullptr;
+}
 
 class Pattern {
  public:
   explicit Pattern(const std::string& key) : key_(key) {
     is_regex_ = key.starts_with(kPattern);
     if (!is_regex_) return;
+    const char* const refused = why_refused(std::string_view(key).substr(kPattern.size()));
+    TORCH_CHECK_VALUE(refused == nullptr, kOp, ": 're:", key.substr(kPattern.size(), kShown),
+                      key.size() > kPattern.size() + kShown ? ".." : "",
+                      "' is refused as a regular expression: ", refused);
     const std::string whole = "^(" + key.substr(kPattern.size()) + ")$";
     compiled_ = std::shared_ptr<regex_t>(new regex_t{}, [](regex_t* regex) {
       regfree(regex);

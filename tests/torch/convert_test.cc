@@ -160,6 +160,13 @@ TEST(Quantize, RefusesWhatMatchesNothingAStockLinearAndABadRecipeAndChangesNothi
               HasSubstr("'head' is a torch::nn::Linear, which its owner holds as that type"));
   EXPECT_THAT(convert({{"up", "mxfp9"}}), HasSubstr("there is no recipe 'mxfp9'"));
   EXPECT_THAT(convert({{"re:(", "bf16"}}), HasSubstr("is no regular expression"));
+  // What would take the stack, all memory or all day.
+  const std::string open(500, '('), close(500, ')');
+  EXPECT_THAT(convert({{"re:" + open + close, "bf16"}}), HasSubstr("nested more than 32 deep"));
+  EXPECT_THAT(convert({{"re:" + std::string(60000, '('), "bf16"}}),
+              HasSubstr("longer than 1000 characters"));
+  EXPECT_THAT(convert({{"re:((a{255}){255}){255}", "bf16"}}), HasSubstr("it has braces"));
+  EXPECT_THAT(convert({{"re:(.*)\\1", "bf16"}}), HasSubstr("it has a back-reference"));
   EXPECT_EQ(model->up->recipe(), "mxfp8_rceil_128");
 }
 
