@@ -307,5 +307,30 @@ TEST(FindTextFiles, TakesEachFileOnce) {
   EXPECT_EQ(linked.size(), 3u) << ::testing::PrintToString(linked);
 }
 
+// A process may map some 65,530 files at once.
+TEST(Corpus, ReadsMoreFilesThanAProcessMayMap) {
+  const Folder folder;
+  constexpr int64_t kFiles = 66'000, kSeqLen = 8;
+  for (int64_t i = 0; i < kFiles; ++i) std::ofstream(folder.path(std::to_string(i))) << i + 100'000;
+  const Corpus corpus({.paths = {folder.path()}, .seq_len = kSeqLen, .held_out = 0.1, .seed = 1});
+  EXPECT_EQ(corpus.files(), kFiles);
+  EXPECT_EQ(corpus.bytes(), 6 * kFiles);
+  std::string text;  // the stream, as names order it
+  for (const std::string& path : find_text_files({folder.path()}))
+    text += std::to_string(std::stoll(std::filesystem::path(path).filename().string()) + 100'000);
+  std::vector<uint8_t> window(kSeqLen + 1);
+  for (int64_t i = 0; i < corpus.windows(); i += 997) {
+    corpus.read(i, window.data());
+    const std::string_view bytes(reinterpret_cast<const char*>(window.data()), window.size());
+    ASSERT_NE(text.find(bytes), text.npos) << "window " << i;
+  }
+  const std::vector<std::string> paths = find_text_files({folder.path()});
+  for (size_t i = paths.size() - 100; i < paths.size(); ++i)
+    std::ofstream(paths[i], std::ios::app) << "more";
+  EXPECT_THROW(for (int64_t i = 0; i < corpus.windows(); ++i) corpus.read(i, window.data()),
+               IoError)
+      << "files that are not mapped are looked at each time";
+}
+
 }  // namespace
 }  // namespace moxie::testing

@@ -26,6 +26,9 @@ constexpr std::string_view kSplit = "split2-";
 constexpr int64_t kReadWhole = 64 << 20;
 constexpr int64_t kPieces = 256, kPieceBytes = 256;
 
+// Half of what a process may have; libraries take some too.
+constexpr size_t kMostMapped = 32768;
+
 // A good enough mix of bits: multiplication carries low bits up, the shifts bring high ones down.
 constexpr uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
@@ -130,9 +133,13 @@ Corpus::Corpus(const CorpusOptions& options)
   for (const std::string& path : find_text_files(paths)) {
     MappedFile file(path);
     if (file.bytes().empty()) continue;
-    bytes_ += static_cast<int64_t>(file.bytes().size());
+    const size_t size = file.bytes().size();
+    bytes_ += static_cast<int64_t>(size);
     names += fs::path(path).filename().string() + "\n" + std::to_string(bytes_) + "\n";
-    files_.push_back(std::move(file));
+    if (files_.size() < kMostMapped)
+      files_.push_back({.mapped = std::move(file), .path = {}, .bytes = size});
+    else
+      files_.push_back({.mapped = {}, .path = path, .bytes = size});
     ends_.push_back(bytes_);
   }
   fingerprint_ = make_fingerprint(names);
@@ -156,32 +163,46 @@ int64_t Corpus::held_out_before(int64_t stretch) const {
 std::string Corpus::make_fingerprint(const std::string& names) const {
   OldChecksum sum;
   sum.add(names);
+  const auto add = [&](std::string_view bytes) {
+    sum.add(bytes);
+    return true;
+  };
   if (bytes_ <= kReadWhole)
-    for (const MappedFile& file : files_) sum.add(file.bytes());
+    for_each_piece(0, bytes_, add);
   else
     for (int64_t i = 0; i < kPieces; ++i)  // the first bytes are among them, and the last
-      sum.add(bytes_at(i * (bytes_ - kPieceBytes) / (kPieces - 1), kPieceBytes));
+      for_each_piece(i * (bytes_ - kPieceBytes) / (kPieces - 1), kPieceBytes, [&](auto bytes) {
+        add(bytes);
+        return false;  // of one file: fingerprints have been made so
+      });
   return std::string(kSplit) + sum.hex();
 }
 
-std::string_view Corpus::bytes_at(int64_t place, int64_t most) const {
-  const auto file =
+// Until f returns false.
+template <class F>
+void Corpus::for_each_piece(int64_t place, int64_t count, F&& f) const {
+  auto at =
       static_cast<size_t>(std::upper_bound(ends_.begin(), ends_.end(), place) - ends_.begin());
-  const int64_t left = ends_[file] - place;
-  const std::string_view bytes = files_[file].bytes();
-  return bytes.substr(bytes.size() - static_cast<size_t>(left),
-                      static_cast<size_t>(std::min(left, most)));
+  for (bool goes_on = true; goes_on && count > 0; ++at) {
+    const Source& source = files_[at];
+    MappedFile now;
+    if (!source.path.empty()) now = MappedFile(source.path);
+    const std::string_view bytes = source.path.empty() ? source.mapped.bytes() : now.bytes();
+    if (bytes.size() != source.bytes)
+      throw IoError("'" + source.path + "' has changed its size while the run reads it");
+    const int64_t left = ends_[at] - place, some = std::min(left, count);
+    goes_on = f(bytes.substr(bytes.size() - static_cast<size_t>(left), static_cast<size_t>(some)));
+    place += some;
+    count -= some;
+  }
 }
 
 void Corpus::copy_window(int64_t window, uint8_t* to) const {
-  int64_t begin = window * seq_len_, count = seq_len_ + 1;
-  while (count > 0) {
-    const std::string_view bytes = bytes_at(begin, count);
+  for_each_piece(window * seq_len_, seq_len_ + 1, [&](std::string_view bytes) {
     std::memcpy(to, bytes.data(), bytes.size());
     to += bytes.size();
-    begin += std::ssize(bytes);
-    count -= std::ssize(bytes);
-  }
+    return true;
+  });
 }
 
 void Corpus::read(int64_t position, uint8_t* to) const {

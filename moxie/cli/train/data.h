@@ -47,11 +47,20 @@ class Corpus {
   double bigram_entropy() const;
 
  private:
+  // A file of the stream. A process may have some 65,530 mappings, so of very many files the first
+  // are mapped for good, the others for each reading.
+  struct Source {
+    MappedFile mapped;
+    std::string path;  // empty where it is mapped
+    size_t bytes = 0;
+  };
   std::string make_fingerprint(const std::string& names) const;
-  std::string_view bytes_at(int64_t place, int64_t most) const;  // of one file
+  // f(bytes) for the pieces of the stream from `place`, one of each file.
+  template <class F>
+  void for_each_piece(int64_t place, int64_t count, F&& f) const;
   void copy_window(int64_t window, uint8_t* to) const;
   int64_t held_out_before(int64_t stretch) const;  // stretches
-  std::vector<MappedFile> files_;
+  std::vector<Source> files_;
   std::vector<int64_t> ends_;  // of each file in the stream
   int64_t seq_len_, bytes_ = 0, windows_ = 0, held_out_ = 0;
   // Held out are whole stretches, evenly spread, so that evaluation is on a fair sample of the text
