@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 
 #include "moxie/cli/command.h"
 #include "moxie/cli/file/error.h"
+#include "moxie/cli/text.h"
 #include "moxie/cli/train/loop.h"
 #include "moxie/core/base/check.h"
 
@@ -57,16 +59,17 @@ void open_standard_files() {
 void handle_signals() {
   std::signal(SIGBUS, end_on_bus_error);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of write()
+  std::signal(SIGPIPE, SIG_IGN);  // and so is a pipe that nobody reads; train stops then
 }
 
 int say(const std::exception& error, int code) {
-  std::fprintf(stderr, "moxie: %s\n", error.what());
+  std::fprintf(stderr, "moxie: %s\n", plain(error.what()).c_str());
   return code;
 }
 
 // torch's messages carry a C++ stack below the first line.
 int say_torch(const c10::Error& error) {
-  std::fprintf(stderr, "moxie: %s\n", error.what_without_backtrace());
+  std::fprintf(stderr, "moxie: %s\n", plain_lines(error.what_without_backtrace()).c_str());
   return kFailed;
 }
 
@@ -108,8 +111,9 @@ int main(int argc, char** argv) {
   moxie::cli::keep_pages();
   moxie::cli::handle_signals();
   const int code = moxie::cli::run(argc, argv);
-  // A result that nobody got is none.
+  // A result that nobody got is none. Whoever closed the pipe need not be told.
+  errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
-  std::fprintf(stderr, "moxie: cannot write to stdout\n");
+  if (errno != EPIPE) std::fprintf(stderr, "moxie: cannot write to stdout\n");
   return code == moxie::cli::kDone ? moxie::cli::kFailed : code;
 }

@@ -53,6 +53,7 @@ void Progress::show(int64_t done, const std::string& what) {
   else if (done > first_)
     line += "  ETA " + human_time(elapsed / static_cast<double>(done - first_) *
                                   static_cast<double>(total_ - done));
+  line = plain(line);
   if (terminal_) {
     line.resize(std::min(line.size(), terminal_width() - 1));
     std::fprintf(stderr, "\r%s\x1b[K", line.c_str());
@@ -64,10 +65,11 @@ void Progress::show(int64_t done, const std::string& what) {
 }
 
 void Progress::note(const std::string& line) {
+  const std::string shown = plain(line);
   if (terminal_)
-    std::fprintf(stderr, "\r%s\x1b[K\n%s", line.c_str(), last_.c_str());
+    std::fprintf(stderr, "\r%s\x1b[K\n%s", shown.c_str(), last_.c_str());
   else
-    std::fprintf(stderr, "%s\n", line.c_str());
+    std::fprintf(stderr, "%s\n", shown.c_str());
   std::fflush(stderr);
 }
 

@@ -15,6 +15,26 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
+// Bytes of the UTF-8 character that the text begins with, if it is one and no control character;
+// 0 otherwise.
+size_t shown_bytes(std::string_view text) {
+  const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
+  const unsigned first = byte(0);
+  if (first < 0x80) return first >= ' ' && first != 0x7f ? 1 : 0;
+  const size_t count = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
+  if (first < 0xc2 || first > 0xf4 || text.size() < count) return 0;
+  unsigned code = first & (0x7fu >> count);
+  for (size_t i = 1; i < count; ++i) {
+    if ((byte(i) & 0xc0u) != 0x80) return 0;
+    code = code << 6 | (byte(i) & 0x3fu);
+  }
+  const bool is_short = (count == 3 && code < 0x800) || (count == 4 && code < 0x10000);
+  const bool is_no_character = code > 0x10ffff || (code >= 0xd800 && code < 0xe000);
+  const bool is_control = code < 0xa0;
+  const bool turns = (code >= 0x202a && code <= 0x202e) || (code >= 0x2066 && code <= 0x2069);
+  return is_short || is_no_character || is_control || turns ? 0 : count;
+}
+
 // Letters to insert, remove or replace to get from one word to the other.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
@@ -35,6 +55,23 @@ size_t distance(std::string_view a, std::string_view b) {
 
 // Of anything below that is no number: printf's words for it are nan, -nan, inf and -inf.
 constexpr const char* kNotFinite = "not finite";
+
+std::string plain(std::string_view line) {
+  std::string shown;
+  while (!line.empty()) {
+    const size_t count = shown_bytes(line);
+    shown += count == 0 ? std::string_view("?") : line.substr(0, count);
+    line.remove_prefix(std::max<size_t>(count, 1));
+  }
+  return shown;
+}
+
+std::string plain_lines(std::string_view text) {
+  std::string shown;
+  for (size_t end; (end = text.find('\n')) != text.npos; text.remove_prefix(end + 1))
+    shown += plain(text.substr(0, end)) + "\n";
+  return shown + plain(text);
+}
 
 std::string short_number(double value) { return format("%g", value); }
 
@@ -75,13 +112,16 @@ std::string did_you_mean(std::string_view word, const std::vector<std::string_vi
 }
 
 std::string Table::text() const {
+  std::vector<std::vector<std::string>> rows = rows_;
+  for (auto& row : rows)
+    for (std::string& cell : row) cell = plain(cell);
   std::vector<size_t> widths;
-  for (const auto& row : rows_) {
+  for (const auto& row : rows) {
     widths.resize(std::max(widths.size(), row.size()));
     for (size_t i = 0; i < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
   }
   std::string text;
-  for (const auto& row : rows_) {
+  for (const auto& row : rows) {
     std::string line;
     for (size_t i = 0; i < row.size(); ++i) {
       const std::string gap(widths[i] - row[i].size(), ' ');

@@ -17,6 +17,11 @@ std::string join(const Words& words, std::string_view between) {
   return text;
 }
 
+// One line as a terminal shows it: UTF-8 without control characters stays, any other byte becomes
+// '?'. Messages, progress and the cells of tables pass here, as they may hold what a file says.
+std::string plain(std::string_view line);
+std::string plain_lines(std::string_view text);  // line ends stay
+
 std::string short_number(double value);  // 0.05, 1e-08, 1e+09
 // These say "not finite" of what is not.
 std::string fixed(double value, int digits);  // fixed(2.5, 2): 2.50

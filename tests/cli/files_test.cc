@@ -91,7 +91,58 @@ TEST(Json, TimeGrowsWithTheTextAndNotWithItsSquare) {
   std::string text = "{";  // a walk over all of it for each of its objects would take minutes
   for (int i = 0; i < 200000; ++i) text += '"' + std::to_string(i) + R"(":{"a":[]},)";
   text.back() = '}';
-  EXPECT_EQ(parse_json("x", text, 2).size(), 200000u);
+  EXPECT_EQ(parse_json("x", text, {.deepest = 2, .most_bytes = text.size()}).size(), 200000u);
+}
+
+TEST(Json, IsRefusedWhereItWouldTakeTooMuchMemory) {
+  const auto refuses = [](const std::string& text, const JsonLimits& limits, const char* message) {
+    EXPECT_THAT([&] { parse_json("x", text, limits); },
+                ThrowsMessage<Error>(AllOf(HasSubstr("'x'"), HasSubstr(message))));
+    EXPECT_FALSE(try_parse_json(text, limits));
+  };
+  refuses(std::string(200000, '['), {.deepest = 4}, "nested too deeply");
+  refuses("[1,2,3]", {.most_values = 3}, "more than 3 values");
+  refuses("[1,2,3]", {.most_bytes = 6}, "7 bytes are too many");
+  EXPECT_EQ(parse_json("x", "[1,2,3]", {.most_bytes = 7, .most_values = 4}).size(), 3u);
+}
+
+// 100 MiB of "[],[],.." took 4.6 GB.
+TEST(Safetensors, AHeaderFullOfValuesTakesLittleMemory) {
+  const Folder folder;
+  std::string header = R"({"a":[)";
+  header.reserve(size_t{64} << 20);
+  while (header.size() < size_t{64} << 20) header += "[],";
+  header += "[]]}";
+  const std::string path = folder.write("x", raw_safetensors(header, ""));
+  EXPECT_THAT([&] { read_safetensors(path); },
+              ThrowsMessage<Error>(AllOf(HasSubstr(path), HasSubstr("more than 1000000 values"))));
+}
+
+TEST(Safetensors, RefusesMoreDimsThanATensorHas) {
+  const Folder folder;
+  std::string ones = "1";
+  for (int i = 0; i < 64; ++i) ones += ",1";
+  const std::string path = folder.write(
+      "x", raw_safetensors(R"({"a":{"dtype":"U8","shape":[)" + ones + R"(],"data_offsets":[0,1]}})",
+                           "x"));
+  EXPECT_THAT([&] { read_safetensors(path); },
+              ThrowsMessage<Error>(HasSubstr("at most 64 dims, got 65")));
+}
+
+TEST(Safetensors, TellsItsChecksumBeforeTheFileHasItsName) {
+  const Folder folder;
+  std::string told;
+  write_safetensors(folder.path("x"), {}, {tensor("a", "U8", {2}, "ab")},
+                    [&](const std::string& checksum) {
+                      told = checksum;
+                      EXPECT_FALSE(std::filesystem::exists(folder.path("x")));
+                    });
+  EXPECT_EQ(read_safetensors(folder.path("x")).checksum, told);
+  std::string bytes = folder.read("x");
+  bytes.back() ^= 1;
+  folder.write("x", bytes);
+  EXPECT_EQ(read_safetensors(folder.path("x"), Verify::kHeader).checksum, told);
+  EXPECT_THROW(read_safetensors(folder.path("x")), Error);
 }
 
 TEST(Safetensors, NamesTheRuleThatAFileBreaks) {
@@ -354,11 +405,29 @@ TEST(AtomicFile, WhetherAPathCanBeWrittenIsKnownBeforeAndLeavesNothing) {
 
 TEST(AtomicFile, WhatAKilledProcessLeftIsCleanedUp) {
   const Folder folder;
-  folder.write("x.unfinished", "half");
+  const auto is_x = [](std::string_view name) { return name == "x"; };
+  for (const char* name : {"x.unfinished", "x.a1b2c3.unfinished", "w.unfinished",
+                           "x.a1b2.unfinished", "x.a1b2C3.unfinished", ".unfinished"})
+    folder.write(name, "half");
   folder.write("x", "whole");
-  remove_unfinished_files(folder.path());
-  EXPECT_THAT(folder.names(), ElementsAre("x"));
-  EXPECT_NO_THROW(remove_unfinished_files(folder.path("absent")));
+  remove_unfinished_files(folder.path(), is_x);
+  EXPECT_THAT(folder.names(), ElementsAre(".unfinished", "w.unfinished", "x", "x.a1b2.unfinished",
+                                          "x.a1b2C3.unfinished"));
+  EXPECT_NO_THROW(remove_unfinished_files(folder.path("absent"), is_x));
+}
+
+TEST(AtomicFile, WritesToNoFileAndThroughNoLinkOfTheUsers) {
+  const Folder folder;
+  folder.write("mine", "precious");
+  folder.write("w.unfinished", "the user's");
+  std::filesystem::create_symlink(folder.path("mine"), folder.path("v.unfinished"));
+  std::filesystem::create_symlink(folder.path("mine"), folder.path("link"));
+  for (const char* name : {"w", "v", "link"}) write_file(folder.path(name), "new");
+  EXPECT_EQ(folder.read("mine"), "precious");
+  EXPECT_EQ(folder.read("w.unfinished"), "the user's");
+  EXPECT_FALSE(std::filesystem::is_symlink(folder.path("link")));
+  EXPECT_THAT(folder.names(),
+              ElementsAre("link", "mine", "v", "v.unfinished", "w", "w.unfinished"));
 }
 
 }  // namespace

@@ -52,6 +52,23 @@ TEST(Text, WhatIsNoNumberIsSaidInWords) {
   }
 }
 
+TEST(Text, OfAFileIsNoCommandForTheTerminal) {
+  EXPECT_EQ(plain("caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80"),
+            "caf\xc3\xa9 \xe2\x82\xac \xf0\x9f\x98\x80");
+  EXPECT_EQ(plain("a\x1b[2J\x07\r\n\t\x7f"), "a?[2J?????");
+  EXPECT_EQ(plain("\xc2\x9b"
+                  "31m"),
+            "??31m")
+      << "the control characters of ISO 6429";
+  EXPECT_EQ(plain("\xe2\x80\xae"), "???") << "text turned right to left";
+  EXPECT_EQ(plain("\x9b \xff \xc0\x9b \xe0\x80\x9b \xed\xa0\x80 \xf4\x90\x80\x80 \xc3"),
+            "? ? ?? ??? ??? ???? ?");
+  EXPECT_EQ(plain_lines("a\x1b\nb"), "a?\nb");
+  Table table({"name"});
+  table.add({"a\n\x1b[2J"});
+  EXPECT_EQ(table.text(), "name\na??[2J\n");
+}
+
 TEST(Text, ATableAlignsItsColumns) {
   Table table({"name", "size"});
   table.add({"a", "10"});
@@ -218,6 +235,17 @@ TEST(Result, IsThatOfAFinishedRunIfItHasTakenAllSteps) {
   folder.write("result.json", to_json(result).dump());
   EXPECT_TRUE(finished_result(folder.path("result.json"), 3));
   EXPECT_FALSE(finished_result(folder.path("result.json"), 4));
+}
+
+TEST(Result, HasIntegersThatAreIntegers) {
+  const Folder folder;
+  for (const char* value : {"1e300", "2.5", "18446744073709551615", "null"}) {
+    auto json = to_json(Result());
+    json["peak_memory_bytes"] = nlohmann::json::parse(value);
+    EXPECT_THAT([&] { read_result(folder.write("result.json", json.dump())); },
+                ThrowsMessage<Error>(HasSubstr("\"peak_memory_bytes\" must be an integer")))
+        << value;
+  }
 }
 
 }  // namespace

@@ -104,7 +104,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
         0,
         command("train", **micro(tmp_path / "killed", save_weights=tmp_path / "weights.safetensors", **flags)),
     )
-    resume = command("train", "--resume", out=out)
+    resume = command("train", "--resume", out=out, save_weights=tmp_path / "weights.safetensors")
     last_checkpoint = 0
     while kills < 20:
         child = subprocess.Popen(
@@ -124,7 +124,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
             assert weights_of(tmp_path) == expected
             subprocess.run(["rm", "-r", out, tmp_path / "weights.safetensors"], check=True)
             last_checkpoint = 0
-    done = run("train", "--resume", out=out) if (out / "config.json").exists() else subprocess.run(start)
+    done = subprocess.run(resume if (out / "config.json").exists() else start)
     assert done.returncode == 0
     assert weights_of(tmp_path) == expected
     assert [line["step"] for line in metrics(out, "step")] == list(range(1, 61))

@@ -7,10 +7,10 @@
 #include "moxie/cli/compare/comparison.h"
 #include "moxie/cli/compare/report.h"
 #include "moxie/cli/file/atomic_file.h"
+#include "moxie/cli/file/lock.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/flags.h"
 #include "moxie/cli/train/loop.h"
-#include "moxie/cli/train/machine.h"
 #include "moxie/cli/train/model.h"
 #include "moxie/core/base/check.h"
 
@@ -44,9 +44,13 @@ bool may_change(std::string_view name) {
   return name == "device" || name == "threads" || name == "save_every" || name == "keep";
 }
 
-Plan resumed_plan(const Flags& flags, const CompareFolder& folder) {
+void check_holds_comparison(const CompareFolder& folder) {
   MOXIE_CHECK(std::filesystem::exists(folder.plan()), "--resume: '", folder.path,
               "' holds no comparison: there is no plan.json");
+}
+
+Plan resumed_plan(const Flags& flags, const CompareFolder& folder) {
+  check_holds_comparison(folder);
   Plan plan = read_plan(folder.plan());
   const Config saved = plan.config;
   plan.config = flags.config.resumed(saved);
@@ -92,13 +96,49 @@ void check_recipes(const std::vector<PlannedRun>& runs) {
   throw Interrupted(what + "; 'moxie compare --resume --out " + folder.path + "' goes on");
 }
 
+void say(const std::string& line) { std::fprintf(stderr, "%s\n", plain(line).c_str()); }
+
+// What a run must have been trained with to be one of the plan: all that gives it its numbers, and
+// how it was evaluated.
+void check_planned(const PlannedRun& run, const Config& config, const CompareFolder& folder) {
+  for (const Field& field : fields()) {
+    const bool is_elsewhere =
+        field.name == "out" || field.name == "title" || field.name == "save_weights";
+    if (is_elsewhere || may_change(field.name)) continue;
+    std::visit(
+        [&](const auto member) {
+          MOXIE_CHECK(config.*member == run.config.*member, "the run in '", folder.of(run),
+                      "' has ", field.flag(), " ", value_text(config, field), ", '", folder.plan(),
+                      "' has ", value_text(run.config, field),
+                      ": they are not compared. Where the plan was edited, start another "
+                      "comparison; without the run's folder it is trained again");
+        },
+        field.member);
+  }
+}
+
+// Under the lock of the run: what its folder says is compared with the plan, and a run that begins
+// gets its config. Nothing where it is left to train.
+std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& folder) {
+  const RunFolder of_run{folder.of(run)};
+  std::filesystem::create_directories(of_run.path);
+  const FolderLock lock(of_run.lock());
+  if (!holds_run(of_run)) {
+    write_file(of_run.config(), to_json(run.config).dump(2) + "\n");
+    return std::nullopt;
+  }
+  RunState state = read_run(of_run);
+  check_planned(run, state.config, folder);
+  std::optional<Result> result = finished_result(of_run, state.config.steps, state);
+  if (result)  // otherwise the run says so itself
+    for (const std::string& note : state.notes) say(run.name + ": " + note);
+  return result;
+}
+
 // The run's own folder says where it stands, so a run that begins is resumed like any other.
 Result train_in_child(const PlannedRun& run, const std::string& title, const Flags& flags,
                       const CompareFolder& folder, Children& children) {
   const RunFolder of_run{folder.of(run)};
-  std::filesystem::create_directories(of_run.path);
-  if (!std::filesystem::exists(of_run.config()))
-    write_file(of_run.config(), to_json(run.config).dump(2) + "\n");
   Words args = {"train", "--resume", "--out", of_run.path, "--title", title};
   for (const Field& field : fields())
     if (may_change(field.name) && flags.config.has(field.name))
@@ -110,7 +150,9 @@ Result train_in_child(const PlannedRun& run, const std::string& title, const Fla
         run.name + " failed with exit code " + std::to_string(code) +
         "; what is finished is kept. Once its cause is mended, 'moxie compare --resume --out " +
         folder.path + "' goes on; with --recipes it can leave " + run.recipe + " out");
-  return read_result(of_run.result());
+  const std::optional<Result> result = result_of(run, folder);
+  if (!result) throw std::runtime_error(run.name + " ended without a result");
+  return *result;
 }
 
 std::vector<ComparedRun> train_all(const std::vector<PlannedRun>& runs, const Flags& flags,
@@ -121,19 +163,17 @@ std::vector<ComparedRun> train_all(const std::vector<PlannedRun>& runs, const Fl
     if (children.interrupted()) stop("interrupted before " + run.name, folder);
     const std::string title = run.name + " (" + std::to_string(compared.size() + 1) + "/" +
                               std::to_string(runs.size()) + ")";
-    const std::string finished = RunFolder{folder.of(run)}.result();
-    if (!std::filesystem::exists(finished)) {
+    const std::optional<Result> finished = result_of(run, folder);
+    if (!finished) {
       compared.push_back({run, train_in_child(run, title, flags, folder, children)});
       continue;
     }
-    compared.push_back({run, read_result(finished)});
-    std::fprintf(stderr, "%s: finished before, held-out loss %s\n", title.c_str(),
-                 fixed(compared.back().result.eval_loss, 4).c_str());
+    compared.push_back({run, *finished});
+    say(title + ": finished before, held-out loss " + fixed(finished->eval_loss, 4));
     ++kept;
   }
   if (kept == runs.size())
-    std::fprintf(stderr, "Nothing was left to train; without '%s' it begins anew.\n",
-                 folder.path.c_str());
+    say("Nothing was left to train; without '" + folder.path + "' it begins anew.");
   return compared;
 }
 
@@ -151,21 +191,27 @@ void run(const Flags& flags) {
     MOXIE_CHECK(!flags.resume, "--resume needs --out, the folder of the comparison");
     folder.path = "runs/compare-" + flags.config.config().preset;
   }
+  Children children;  // from here on signals are noted
+  if (flags.resume)
+    check_holds_comparison(folder);
+  else
+    check_recipes(runs_of(plan_of(flags, folder)));  // bad input leaves nothing behind
+  std::filesystem::create_directories(folder.path);
+  const FolderLock lock(folder.lock());
+  remove_unfinished_files(folder.path, [](std::string_view name) {
+    return name == "plan.json" || name == "compare.json";
+  });
   const Plan plan = plan_of(flags, folder);
   const std::vector<PlannedRun> runs = runs_of(plan);
   check_recipes(runs);
-  std::filesystem::create_directories(folder.path);
-  const FolderLock lock(folder.lock());
   write_file(folder.plan(), to_json(plan).dump(2) + "\n");
-
-  Children children;
   const Comparison comparison = compare(plan, train_all(runs, flags, folder, children));
-  const std::string json = to_json(comparison).dump(2) + "\n";
+  const std::string json = to_json(comparison).dump(2, ' ', /*ensure_ascii=*/true) + "\n";
   write_file(folder.result(), json);
   std::printf("%s", flags.json ? json.c_str() : text_of(comparison).c_str());
   std::fflush(stdout);  // drawing takes a few seconds
   if (write_report(folder, children))
-    std::fprintf(flags.json ? stderr : stdout, "Report: %s\n", folder.report().c_str());
+    std::fprintf(flags.json ? stderr : stdout, "Report: %s\n", plain(folder.report()).c_str());
   require(flags, comparison);
 }
 

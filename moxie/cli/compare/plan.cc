@@ -77,12 +77,12 @@ Json to_json(const Plan& plan) {
 Plan read_plan(const std::string& path) {
   const MappedFile file(path);
   try {
-    const Json json = parse_json(path, file.bytes(), kPlanDepth);
+    const Json json = parse_json(path, file.bytes(), {.deepest = kPlanDepth});
     return {.config = saved_config(json.at("config"), "'" + path + "'"),
             .recipes = json.at("recipes").get<Words>(),
-            .seeds = json.at("seeds").get<int64_t>()};
+            .seeds = integer_of(path, json, "seeds")};
   } catch (const nlohmann::json::exception& error) {
-    fail("'", path, "' is no plan of moxie compare: ", error.what());
+    fail("'", path, "' is no plan of moxie compare: ", printable(error.what()));
   }
 }
 

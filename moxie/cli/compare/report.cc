@@ -4,6 +4,7 @@
 
 #include "moxie/cli/process/python.h"
 #include "moxie/cli/process/spawn.h"
+#include "moxie/cli/text.h"
 
 namespace moxie::cli {
 
@@ -19,7 +20,7 @@ bool write_report(const CompareFolder& folder, Children& children) {
   std::fprintf(stderr,
                "moxie: no report.html, as '%s' could not write it (%s); MOXIE_PYTHON names another "
                "Python, and the numbers are in '%s'\n",
-               python.c_str(), why.c_str(), folder.result().c_str());
+               plain(python).c_str(), why.c_str(), plain(folder.result()).c_str());
   return false;
 }
 

@@ -3,16 +3,55 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cctype>
 #include <cerrno>
-#include <cstdlib>
 #include <filesystem>
+#include <random>
 
 #include "moxie/cli/file/error.h"
 
 namespace moxie::cli {
 namespace {
 
+// An unfinished "x" is "x.a1b2c3.unfinished".
 constexpr std::string_view kUnfinished = ".unfinished";
+constexpr size_t kLetters = 6;
+
+struct Temporary {
+  std::string path;
+  int fd;
+};
+
+// O_EXCL: what is there already stays as it is, and a link is not followed.
+Temporary make_temporary(const std::string& path) {
+  constexpr std::string_view kAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
+  constexpr int kTries = 100;
+  std::random_device random;
+  for (int i = 0; i < kTries; ++i) {
+    std::string name = path + ".";
+    for (size_t k = 0; k < kLetters; ++k) name += kAlphabet[random() % kAlphabet.size()];
+    name += kUnfinished;
+    const int fd = ::open(name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0644);
+    if (fd >= 0) return {name, fd};
+    if (errno != EEXIST) fail_io("cannot write", path, errno);
+  }
+  fail_io("cannot write", path, EEXIST);
+}
+
+// The name that an unfinished file was to take; empty where it is none. Those of earlier versions
+// had no letters: "x.unfinished".
+std::string_view finished_name(std::string_view name) {
+  if (!name.ends_with(kUnfinished)) return {};
+  name.remove_suffix(kUnfinished.size());
+  const size_t dot = name.rfind('.');
+  const bool has_letters =
+      dot != name.npos && name.size() - dot - 1 == kLetters &&
+      std::all_of(name.begin() + static_cast<ptrdiff_t>(dot) + 1, name.end(), [](char c) {
+        return std::isdigit(static_cast<unsigned char>(c)) != 0 || (c >= 'a' && c <= 'z');
+      });
+  return has_letters ? name.substr(0, dot) : name;
+}
 
 // A name is on the disk only once its folder is.
 void sync_folder_of(const std::string& path) {
@@ -27,10 +66,10 @@ void sync_folder_of(const std::string& path) {
 
 }  // namespace
 
-AtomicFile::AtomicFile(const std::string& path)
-    : path_(path), temporary_(path + std::string(kUnfinished)) {
-  fd_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
-  if (fd_ < 0) fail_io("cannot write", path, errno);
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  Temporary made = make_temporary(path);
+  temporary_ = std::move(made.path);
+  fd_ = made.fd;
 }
 
 AtomicFile::~AtomicFile() {
@@ -77,17 +116,19 @@ void check_can_write(const std::string& path) {
   // A rename would put a file in the place of a device, a pipe or a link.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw IoError("cannot write '" + path + "': it is no regular file");
-  std::string name = path + ".try-XXXXXX";  // as long as the name of an unfinished file
-  const int fd = ::mkstemp(name.data());
-  if (fd < 0) fail_io("cannot write", path, errno);
-  ::close(fd);
-  ::unlink(name.c_str());
+  const Temporary made = make_temporary(path);
+  ::close(made.fd);
+  ::unlink(made.path.c_str());
 }
 
-void remove_unfinished_files(const std::string& folder) {
+void remove_unfinished_files(const std::string& folder,
+                             const std::function<bool(std::string_view)>& is_ours) {
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator(folder, error))
-    if (entry.path().string().ends_with(kUnfinished)) std::filesystem::remove(entry.path(), error);
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    const std::string name = entry.path().filename().string();
+    const std::string_view finished = finished_name(name);
+    if (!finished.empty() && is_ours(finished)) ::unlink(entry.path().c_str());
+  }
 }
 
 }  // namespace moxie::cli

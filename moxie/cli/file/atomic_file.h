@@ -1,8 +1,10 @@
 // A file that is there whole or not at all: it is written under another name, flushed to the disk,
-// and then takes its name in one step. Without commit() nothing remains of it.
+// and then takes its name in one step. Without commit() nothing remains of it. The other name is
+// one that nobody has: no file and no link of the user's is written to.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 
@@ -32,7 +34,9 @@ void write_file(const std::string& path, std::string_view bytes);
 // there, a folder of that name. For work that takes long and ends with a file.
 void check_can_write(const std::string& path);
 
-// Files that an AtomicFile in this folder left behind when its process was killed.
-void remove_unfinished_files(const std::string& folder);
+// What an AtomicFile in this folder left behind when its process was killed, if it was to become a
+// file for whose name `is_ours` holds.
+void remove_unfinished_files(const std::string& folder,
+                             const std::function<bool(std::string_view)>& is_ours);
 
 }  // namespace moxie::cli

@@ -12,11 +12,13 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Looks at every level and key once. (The callback of Json::parse() would walk over all of an
-// object for each object inside it.)
+// Looks at every level and key once, before anything is built. (The callback of Json::parse() would
+// walk over all of an object for each object inside it.)
 class Checker : public nlohmann::json_sax<Json> {
  public:
-  Checker(const std::string& path, int deepest) : path_(path), deepest_(deepest) {}
+  explicit Checker(const JsonLimits& limits) : limits_(limits) {}
+
+  const std::string& problem() const { return problem_; }
 
   bool null() override { return see(); }
   bool boolean(bool) override { return see(); }
@@ -30,21 +32,26 @@ class Checker : public nlohmann::json_sax<Json> {
   bool start_array(size_t) override { return enter(); }
   bool end_array() override { return leave(); }
   bool key(string_t& name) override {
-    MOXIE_CHECK(keys_.back().insert(name).second, "'", path_, "': its JSON has twice the key ",
-                printable(Json(name).dump()));
-    return true;
+    return keys_.back().insert(name).second ||
+           refuse("its JSON has twice the key " + printable(Json(name).dump()));
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    fail("'", path_, "': this is no JSON: ", printable(error.what()));
+    return refuse("this is no JSON: " + printable(error.what()));
   }
 
  private:
-  bool see() const {
-    MOXIE_CHECK(std::ssize(keys_) <= deepest_, "'", path_, "': its JSON is nested too deeply");
+  bool refuse(std::string why) {
+    problem_ = std::move(why);
+    return false;
+  }
+  bool see() {
+    if (std::ssize(keys_) > limits_.deepest) return refuse("its JSON is nested too deeply");
+    if (++values_ > limits_.most_values)
+      return refuse("its JSON has more than " + std::to_string(limits_.most_values) + " values");
     return true;
   }
   bool enter() {
-    see();
+    if (!see()) return false;
     keys_.emplace_back();
     return true;
   }
@@ -53,17 +60,42 @@ class Checker : public nlohmann::json_sax<Json> {
     return true;
   }
 
-  const std::string& path_;
-  int deepest_;
+  const JsonLimits& limits_;
+  size_t values_ = 0;
+  std::string problem_;
   std::vector<std::unordered_set<std::string>> keys_;  // of each level; an array has none
 };
 
+// What keeps the text from being parsed; nothing where it can be.
+std::string problem_of(std::string_view text, const JsonLimits& limits) {
+  if (text.size() > limits.most_bytes)
+    return std::to_string(text.size()) + " bytes are too many for this JSON, at most " +
+           std::to_string(limits.most_bytes) + " are read";
+  Checker checker(limits);
+  Json::sax_parse(text, &checker);
+  return checker.problem();
+}
+
 }  // namespace
 
-Json parse_json(const std::string& path, std::string_view text, int deepest) {
-  Checker checker(path, deepest);
-  Json::sax_parse(text, &checker);
+Json parse_json(const std::string& path, std::string_view text, const JsonLimits& limits) {
+  const std::string problem = problem_of(text, limits);
+  MOXIE_CHECK(problem.empty(), "'", path, "': ", problem);
   return Json::parse(text);
+}
+
+std::optional<Json> try_parse_json(std::string_view text, const JsonLimits& limits) {
+  if (!problem_of(text, limits).empty()) return std::nullopt;
+  return Json::parse(text);
+}
+
+int64_t integer_of(const std::string& path, const Json& object, const char* name) {
+  const bool fits = object.is_object() && object.contains(name) &&
+                    object[name].is_number_integer() &&
+                    !(object[name].is_number_unsigned() &&
+                      object[name].get<uint64_t>() > static_cast<uint64_t>(INT64_MAX));
+  MOXIE_CHECK(fits, "'", path, "': \"", name, "\" must be an integer");
+  return object[name].get<int64_t>();
 }
 
 std::string printable(std::string_view text, size_t most) {

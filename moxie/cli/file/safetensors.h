@@ -27,12 +27,18 @@ struct Safetensors {
   Metadata metadata = {};                 // without the checksum
   std::vector<TensorEntry> tensors = {};  // in the order of their bytes
   bool has_checksum = false;
+  std::string checksum = {};  // what it says of itself; empty in files of others
 
   const TensorEntry* find(std::string_view name) const;
 };
 
+enum class Verify : uint8_t {
+  kAll,     // the checksum too, which reads the whole file
+  kHeader,  // what the header says, and that it fits the size of the file
+};
+
 // Throws Error, with the path and what is wrong, unless every byte is accounted for.
-Safetensors read_safetensors(const std::string& path);
+Safetensors read_safetensors(const std::string& path, Verify verify = Verify::kAll);
 
 struct TensorToWrite {
   std::string name;
@@ -42,9 +48,13 @@ struct TensorToWrite {
   std::function<std::string_view()> bytes;
 };
 
+// Called with the checksum when the file is written but has not taken its name yet.
+using BeforeCommit = std::function<void(const std::string& checksum)>;
+
 // Atomically; throws IoError.
 void write_safetensors(const std::string& path, const Metadata& metadata,
-                       const std::vector<TensorToWrite>& tensors);
+                       const std::vector<TensorToWrite>& tensors,
+                       const BeforeCommit& before_commit = {});
 
 // 0 for a word that is no dtype.
 int64_t bytes_per_element(std::string_view dtype);

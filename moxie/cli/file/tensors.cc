@@ -52,7 +52,7 @@ at::Tensor tensor_of(const TensorEntry& entry) {
 }
 
 void write_tensors(const std::string& path, const Metadata& metadata,
-                   const std::vector<NamedTensor>& tensors) {
+                   const std::vector<NamedTensor>& tensors, const BeforeCommit& before_commit) {
   std::vector<TensorToWrite> list;
   at::Tensor on_host;  // the one being written
   for (const NamedTensor& named : tensors)
@@ -62,7 +62,7 @@ void write_tensors(const std::string& path, const Metadata& metadata,
                       return std::string_view(static_cast<const char*>(on_host.const_data_ptr()),
                                               on_host.nbytes());
                     }});
-  write_safetensors(path, metadata, list);
+  write_safetensors(path, metadata, list, before_commit);
 }
 
 }  // namespace moxie::cli

@@ -17,7 +17,7 @@ struct NamedTensor {
 
 // Tensors of a GPU come to the host one at a time.
 void write_tensors(const std::string& path, const Metadata& metadata,
-                   const std::vector<NamedTensor>& tensors);
+                   const std::vector<NamedTensor>& tensors, const BeforeCommit& before_commit = {});
 
 // A view of the file's bytes (a copy where they are not aligned), to be read only.
 at::Tensor tensor_of(const TensorEntry& entry);

@@ -67,7 +67,7 @@ bool is_measured(const TensorEntry& entry, const Flags& flags) {
   const bool is_float =
       entry.dtype == "F32" || entry.dtype == "BF16" || entry.dtype == "F16" || entry.dtype == "F64";
   return is_float && (dims == 2 || dims == 3) && !entry.bytes.empty() &&
-         (!flags.patterns.empty() || !entry.name.starts_with("adam."));
+         !is_too_wide(entry.shape) && (!flags.patterns.empty() || !entry.name.starts_with("adam."));
 }
 
 class Inspector {
@@ -86,7 +86,7 @@ class Inspector {
     InspectedTensor seen{.entry = entry};
     if (!is_measured(entry, flags_)) return seen;
     seen.qualities.resize(flags_.recipes.size());
-    for_each_piece(tensor_of(entry), [&](const at::Tensor& piece) {
+    for_each_piece(entry, [&](const at::Tensor& piece) {
       const at::Tensor values = as_measured(piece), finite = at::isfinite(piece);
       seen.not_finite += piece.numel() - finite.sum().item<int64_t>();
       if (piece.scalar_type() == at::kDouble)

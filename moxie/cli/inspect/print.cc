@@ -5,7 +5,7 @@
 
 #include "moxie/cli/file/json.h"
 #include "moxie/cli/text.h"
-#include "moxie/cli/train/checkpoint.h"
+#include "moxie/cli/train/saved.h"
 #include "moxie/core/base/check.h"
 
 namespace moxie::cli {
@@ -13,9 +13,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr const char* kCheckpoint = "moxie.checkpoint";
 constexpr const char* kNotMeasured =
-    "No tensor was measured: recipes are for float tensors of 2 or 3 dims.\n";
+    "No tensor was measured: recipes are for float tensors of 2 or 3 dims, whose rows have at most "
+    "131,072 elements where there are 128 of them.\n";
 
 struct Total {
   int64_t bytes = 0, elements = 0;
@@ -65,37 +65,37 @@ std::string range_text(const Quality& quality) {
 
 std::string about_checkpoint(const Inspection& inspection) {
   try {
-    const Saved saved = read_checkpoint_header(inspection.path);
+    const Saved saved = saved_of(inspection.path, inspection.file);
     const Config& config = saved.config;
     const Position& at = saved.position;
     std::ostringstream text;
     text << "checkpoint of moxie train: step " << at.step << " of " << config.steps << ", "
-         << at.window << " windows read of data " << at.data_fingerprint << ", "
+         << at.window << " windows read of data " << plain(at.data_fingerprint) << ", "
          << human_time(at.seconds) << " of training\n"
-         << "preset " << config.preset << ", recipe " << join(config.recipe, " ") << ", seed "
-         << config.seed << "; dim " << config.dim << ", " << config.layers << " layers, "
-         << config.experts << " experts, top " << config.top_k << ", hidden " << config.hidden_dim
-         << "\n";
+         << "preset " << config.preset << ", recipe " << plain(join(config.recipe, " "))
+         << ", seed " << config.seed << "; dim " << config.dim << ", " << config.layers
+         << " layers, " << config.experts << " experts, top " << config.top_k << ", hidden "
+         << config.hidden_dim << "\n";
     return text.str();
   } catch (const Error& error) {  // its tensors can be looked at all the same
-    return std::string(error.what()) + "\n";
+    return plain(error.what()) + "\n";
   }
 }
 
 std::string about(const Inspection& inspection) {
   const Safetensors& file = inspection.file;
-  std::string text = inspection.path + ": " + bytes_text(std::ssize(file.file.bytes())) + ", " +
-                     std::to_string(file.tensors.size()) + " tensors, " +
+  std::string text = plain(inspection.path) + ": " + bytes_text(std::ssize(file.file.bytes())) +
+                     ", " + std::to_string(file.tensors.size()) + " tensors, " +
                      (file.has_checksum ? "checksum right" : "no checksum") + "\n";
   for (const auto& [key, value] : file.metadata)
     if (!key.starts_with("moxie.")) text += printable(key) + ": " + printable(value) + "\n";
-  return file.metadata.contains(kCheckpoint) ? text + about_checkpoint(inspection) : text;
+  return file.metadata.contains(kCheckpointKey) ? text + about_checkpoint(inspection) : text;
 }
 
 std::string list(const Inspection& inspection, const Total& total) {
   Table table({"tensor", "shape", "dtype", "size"});
   for (const auto& [entry, not_finite, outside_f32, qualities] : inspection.tensors)
-    table.add({printable(entry.name), shape_text(entry.shape), entry.dtype,
+    table.add({printable(entry.name), printable(shape_text(entry.shape)), entry.dtype,
                bytes_text(std::ssize(entry.bytes))});
   table.add({std::to_string(inspection.tensors.size()) + " tensors in all",
              human_count(static_cast<double>(total.elements)) + " elements", "",
@@ -153,8 +153,11 @@ Json qualities_json(const Inspection& inspection, const std::vector<Quality>& me
 }
 
 Json checkpoint_json(const Inspection& inspection) {
-  if (!inspection.file.metadata.contains(kCheckpoint)) return nullptr;
-  return Json::parse(inspection.file.metadata.at(kCheckpoint), nullptr, /*allow_exceptions=*/false);
+  const auto found = inspection.file.metadata.find(kCheckpointKey);
+  if (found == inspection.file.metadata.end()) return nullptr;
+  constexpr int kDeepest = 3;  // words of a list of the config
+  if (!try_parse_json(found->second, {.deepest = kDeepest})) return nullptr;
+  return Json::parse(found->second);  // again, for the order of its fields
 }
 
 }  // namespace
@@ -169,7 +172,7 @@ std::string to_json(const Inspection& inspection) {
   const Safetensors& file = inspection.file;
   const Total total = total_of(inspection);
   Json metadata = file.metadata, tensors = Json::array();
-  metadata.erase(kCheckpoint);
+  metadata.erase(kCheckpointKey);
   for (const auto& [entry, not_finite, outside_f32, measured] : inspection.tensors) {
     Json tensor = {{"name", entry.name},
                    {"shape", entry.shape},
@@ -192,8 +195,8 @@ std::string to_json(const Inspection& inspection) {
                      {"checkpoint", checkpoint_json(inspection)},
                      {"tensors", tensors},
                      {"total", sums}};
-  // A path need not be UTF-8; everything else is.
-  return json.dump(2, ' ', /*ensure_ascii=*/false, Json::error_handler_t::replace) + "\n";
+  // A path need not be UTF-8; everything else is. In ASCII no character is one for the terminal.
+  return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 
 }  // namespace moxie::cli

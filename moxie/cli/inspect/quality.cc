@@ -2,12 +2,15 @@
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/aminmax.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/frexp.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/isfinite.h>
 
 #include <algorithm>
 #include <cmath>
 
+#include "moxie/cli/file/tensors.h"
 #include "moxie/torch/ops.h"
 #include "moxie/torch/recipe.h"
 #include "moxie/torch/stats.h"
@@ -17,6 +20,9 @@ namespace {
 
 constexpr int64_t kPieceElements = 1 << 22;
 constexpr int64_t kTallestBlock = 128;
+// A row must stay whole, as some recipes have one scale for it, and 128 rows make a block. What is
+// made of so many elements stays below a gigabyte; of twice as many it took 1.5.
+constexpr int64_t kMostPieceElements = 1 << 24;
 
 // int32 [..]: the exponents of the scales that say something.
 at::Tensor exponents_of(const at::Tensor& w, const std::string& recipe) {
@@ -69,18 +75,35 @@ Quality measure(const at::Tensor& w, const std::string& recipe) {
   return quality;
 }
 
-void for_each_piece(const at::Tensor& w, const std::function<void(const at::Tensor&)>& f) {
-  const at::Tensor whole = w.dim() == 2 ? w.unsqueeze(0) : w;
-  const int64_t groups = whole.size(0), rows = whole.size(1), cols = whole.size(2);
+bool is_too_wide(const std::vector<int64_t>& shape) {
+  const int64_t cols = shape.back(), rows = std::min(shape[shape.size() - 2], kTallestBlock);
+  return cols > kMostPieceElements / std::max<int64_t>(rows, 1);
+}
+
+void for_each_piece(const TensorEntry& entry, const std::function<void(const at::Tensor&)>& f) {
+  const at::ScalarType type = scalar_type_of(entry);
+  const auto element = static_cast<int64_t>(c10::elementSize(type));
+  const std::vector<int64_t>& shape = entry.shape;
+  const int64_t groups = shape.size() == 2 ? 1 : shape[0];
+  const int64_t rows = shape[shape.size() - 2], cols = shape.back();
+  const at::Tensor whole = at::from_blob(const_cast<char*>(entry.bytes.data()),
+                                         {groups, rows, cols * element}, at::kByte);
+  const bool is_aligned = reinterpret_cast<uintptr_t>(entry.bytes.data()) % element == 0;
   const int64_t some_groups = std::clamp(kPieceElements / std::max<int64_t>(rows * cols, 1),
                                          int64_t{1}, std::max<int64_t>(groups, 1));
   const int64_t blocks = std::max<int64_t>(1, kPieceElements / (cols * kTallestBlock));
   const int64_t some_rows = std::min(rows, blocks * kTallestBlock);
+  at::Tensor copy;  // of one piece
   for (int64_t g = 0; g < groups; g += some_groups)
     for (int64_t r = 0; r < rows; r += some_rows) {
-      f(whole.narrow(0, g, std::min(some_groups, groups - g))
-            .narrow(1, r, std::min(some_rows, rows - r))
-            .contiguous());
+      const at::Tensor bytes = whole.narrow(0, g, std::min(some_groups, groups - g))
+                                   .narrow(1, r, std::min(some_rows, rows - r))
+                                   .contiguous();
+      if (!is_aligned) {
+        if (!copy.defined() || copy.sizes() != bytes.sizes()) copy = at::empty_like(bytes);
+        copy.copy_(bytes);
+      }
+      f((is_aligned ? bytes : copy).view(type));
     }
 }
 

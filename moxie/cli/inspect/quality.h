@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "moxie/cli/file/safetensors.h"
+
 namespace moxie::cli {
 
 // Of parts of a tensor, or of several tensors, it adds up.
@@ -30,8 +32,11 @@ at::Tensor as_measured(const at::Tensor& w);
 // w [G, N, K], bf16 or f32.
 Quality measure(const at::Tensor& w, const std::string& recipe);
 
-// Calls f with pieces of w [N, K] or [G, N, K], each [g, n, k], none much larger than a few million
-// elements; no block of a recipe lies in two of them.
-void for_each_piece(const at::Tensor& w, const std::function<void(const at::Tensor&)>& f);
+// Calls f with pieces of a tensor [N, K] or [G, N, K] of a file, each [g, n, k], none much larger
+// than a few million elements or 128 rows; no block of a recipe lies in two of them.
+void for_each_piece(const TensorEntry& entry, const std::function<void(const at::Tensor&)>& f);
+
+// Whether 128 rows are too much to be in memory at once.
+bool is_too_wide(const std::vector<int64_t>& shape);
 
 }  // namespace moxie::cli

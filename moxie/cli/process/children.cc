@@ -11,7 +11,8 @@ namespace moxie::cli {
 
 Children::Children() {
   ::sigemptyset(&signals_);
-  for (const int number : {SIGINT, SIGTERM, SIGCHLD}) ::sigaddset(&signals_, number);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGCHLD})
+    ::sigaddset(&signals_, number);
   ::sigprocmask(SIG_BLOCK, &signals_, &before_);
 }
 
@@ -31,11 +32,10 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
   while (::waitpid(child, &status, WNOHANG) == 0) {
     siginfo_t info = {};
     const int number = ::sigwaitinfo(&signals_, &info);
-    if (number != SIGINT && number != SIGTERM) continue;
+    if (number < 0 || number == SIGCHLD) continue;
     // A terminal has told the child too. Whoever told us alone, or all of our group, is not known:
-    // the child gets the other of the two signals, as a second one of the same kind would end it
-    // at once.
-    if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGINT ? SIGTERM : SIGINT);
+    // the child gets another signal, as a second one of the same kind would end it at once.
+    if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGTERM ? SIGINT : SIGTERM);
     interrupted_ = true;
   }
   const int code = exit_code(status);

@@ -7,8 +7,8 @@
 
 namespace moxie::cli {
 
-// While it lives, SIGINT and SIGTERM do not end this program: they reach the child that runs, which
-// may have work to save.
+// While it lives, SIGINT, SIGTERM, SIGHUP and SIGPIPE do not end this program: they reach the child
+// that runs, which may have work to save.
 class Children {
  public:
   Children();

@@ -21,6 +21,7 @@ namespace {
   ::dup2(nothing, STDIN_FILENO);
   ::dup2(args.out == SpawnArgs::kNowhere ? nothing : args.out, STDOUT_FILENO);
   ::dup2(args.err == SpawnArgs::kNowhere ? nothing : args.err, STDERR_FILENO);
+  ::signal(SIGPIPE, SIG_DFL);  // we ignore it, and that would be passed on
   ::sigprocmask(SIG_SETMASK, &args.signals, nullptr);
   ::execvp(words[0], words);
   ::_exit(kNoProgram);

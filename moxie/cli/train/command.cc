@@ -3,9 +3,11 @@
 #include <memory>
 
 #include "moxie/cli/command.h"
+#include "moxie/cli/file/lock.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/flags.h"
 #include "moxie/cli/train/loop.h"
+#include "moxie/cli/train/machine.h"
 #include "moxie/core/base/check.h"
 
 namespace moxie::cli {
@@ -30,12 +32,8 @@ struct Flags {
 };
 
 // A run goes on with the config it began with; only what does not change its numbers may differ.
-Config resumed_config(const ConfigFlags& flags, const std::string& folder) {
-  const std::string path = RunFolder{folder}.config();
-  MOXIE_CHECK(std::filesystem::exists(path), "--resume: '", folder,
-              "' holds no run: there is no config.json");
-  const Config saved = read_saved_config(path);
-  const Config config = flags.resumed(saved);
+Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::string& folder) {
+  Config config = flags.resumed(saved);
   for (const Field& field : fields()) {
     if (field.part == Part::kRun || field.name == "steps") continue;
     std::visit(
@@ -45,11 +43,53 @@ Config resumed_config(const ConfigFlags& flags, const std::string& folder) {
         },
         field.member);
   }
+  config.out = folder;
   return config;
 }
 
-void print(const Result& result, const Config& config) {
-  std::printf("%s\n", config.out.c_str());
+// A folder may come from somebody else: it does not say which files are written outside of it.
+std::string resumed_weights_path(const ConfigFlags& flags, const Config& config, bool is_finished) {
+  if (flags.has("save_weights") || config.save_weights.empty()) return config.save_weights;
+  if (is_finished) return "";  // it has written them once
+  if (is_inside({config.out}, config.save_weights)) return config.save_weights;
+  std::fprintf(
+      stderr, "%s\n",
+      plain("moxie: '" + RunFolder{config.out}.config() + "' names '" + config.save_weights +
+            "' for the weights, which is outside of the run's folder; it is not written "
+            "unless --save-weights names it again")
+          .c_str());
+  return "";
+}
+
+Result begin(Config config) {
+  check(config);
+  const RunFolder folder{config.out};
+  std::filesystem::create_directories(folder.path);
+  const FolderLock lock(folder.lock());
+  MOXIE_CHECK(!holds_run(folder), "'", folder.path,
+              "' holds a run already; --resume continues it, --out takes another folder");
+  TrainArgs args;
+  args.save_weights = config.save_weights;
+  args.config = std::move(config);
+  return train(std::move(args));
+}
+
+Result resume(const ConfigFlags& flags, const std::string& out) {
+  const RunFolder folder{out};
+  MOXIE_CHECK(holds_run(folder), "--resume: '", out, "' holds no run: there is no config.json");
+  const FolderLock lock(folder.lock());  // what is there is judged once nobody else writes it
+  RunState before = read_run(folder);
+  Config config = resumed_config(flags, before.config, out);
+  const std::optional<Result> finished = finished_result(folder, config.steps, before);
+  const std::string weights = resumed_weights_path(flags, config, finished.has_value());
+  return train({.config = std::move(config),
+                .before = std::move(before),
+                .finished = finished,
+                .save_weights = weights});
+}
+
+void print(const Result& result, const std::string& folder) {
+  std::printf("%s\n", plain(folder).c_str());
   Table table({"held-out loss", "bigram entropy", "tokens/s", "time", "peak memory"});
   table.add({fixed(result.eval_loss, 4), fixed(result.bigram_entropy, 4),
              human_count(result.tokens_per_s), human_time(result.seconds),
@@ -58,22 +98,15 @@ void print(const Result& result, const Config& config) {
 }
 
 void run(const Flags& flags) {
+  const InterruptSignals signals;
   Config config = flags.config.config();
   if (config.out.empty()) config.out = default_run_folder(config);
-  if (flags.resume) {
-    const std::string out = config.out;
-    const bool weights_asked_for = !config.save_weights.empty();
-    config = resumed_config(flags.config, out);
-    config.out = out;
-    // A run that is finished has written them once.
-    if (!weights_asked_for && finished_result(RunFolder{out}.result(), config.steps))
-      config.save_weights.clear();
-  }
-  const Result result = train(config, flags.resume ? Start::kResume : Start::kFresh);
+  const std::string out = config.out;
+  const Result result = flags.resume ? resume(flags.config, out) : begin(std::move(config));
   if (flags.json)
-    std::printf("%s\n", to_json(result).dump().c_str());
+    std::printf("%s\n", to_json(result).dump(-1, ' ', /*ensure_ascii=*/true).c_str());
   else
-    print(result, config);
+    print(result, out);
 }
 
 }  // namespace

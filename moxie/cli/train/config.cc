@@ -110,7 +110,7 @@ void set_value(Config& config, const Field& field, const Json& value) {
 Json read_fields(const std::string& path) {
   constexpr int kDeepest = 2;  // a word in a list in the object
   const MappedFile file(path);
-  return parse_json(path, file.bytes(), kDeepest);
+  return parse_json(path, file.bytes(), {.deepest = kDeepest});
 }
 
 }  // namespace

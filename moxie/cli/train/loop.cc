@@ -37,12 +37,12 @@ double now() {
 
 class Run {
  public:
-  Run(const Config& config, Start start);
+  explicit Run(const TrainArgs& args);
   Result train();
-  void write_weights();  // to config.save_weights, of the last step
+  void write_weights();  // to args.save_weights, of the last step
 
  private:
-  void resume_or_init(Start start);
+  void resume_or_init(const std::optional<Checkpoint>& newest);
   int64_t tokens() const { return position_.step * config_.tokens_per_step(); }
   int64_t held_out(int64_t asked) const { return std::min(asked, corpus_.held_out_windows()); }
   double evaluate(int64_t count, Progress* progress);
@@ -55,6 +55,7 @@ class Run {
   bool is_due(int64_t every) const { return every > 0 && position_.step % every == 0; }
 
   Config config_;
+  std::string weights_path_;
   RunFolder folder_;
   c10::Device device_;
   Corpus corpus_;
@@ -64,7 +65,6 @@ class Run {
   Position position_;
   std::optional<Metrics> metrics_;
   std::optional<Progress> progress_;
-  std::optional<InterruptSignals> signals_;
   double loss_ = 0, tokens_per_s_ = 0;
   int64_t saved_step_ = -1;
 };
@@ -72,7 +72,13 @@ class Run {
 std::string title_of(const Config& config) { return config.title.empty() ? "train" : config.title; }
 
 void say(const Config& config, const std::string& text) {
-  std::fprintf(stderr, "%s: %s\n", title_of(config).c_str(), text.c_str());
+  std::fprintf(stderr, "%s\n", plain(title_of(config) + ": " + text).c_str());
+}
+
+[[noreturn]] void stop(const std::string& when, const RunFolder& folder) {
+  throw Interrupted("interrupted " + when + "; " +
+                    (holds_run(folder) ? "'moxie train --resume --out " + folder.path + "' goes on"
+                                       : "nothing was written"));
 }
 
 LanguageModel make_model(const Config& config, c10::Device device) {
@@ -85,21 +91,23 @@ LanguageModel make_model(const Config& config, c10::Device device) {
   return model;
 }
 
-Run::Run(const Config& config, Start start)
-    : config_(config),
-      folder_{config.out},
-      device_(choose_device(config.device)),
-      corpus_({.paths = config.data,
-               .seq_len = config.seq_len,
-               .held_out = config.held_out,
-               .seed = static_cast<uint64_t>(config.seed)}),
-      batches_(config, corpus_, device_),
-      model_(make_model(config, device_)),
-      optimizer_(*model_, config) {
+Run::Run(const TrainArgs& args)
+    : config_(args.config),
+      weights_path_(args.save_weights),
+      folder_{config_.out},
+      device_(choose_device(config_.device)),
+      corpus_({.paths = config_.data,
+               .seq_len = config_.seq_len,
+               .held_out = config_.held_out,
+               .seed = static_cast<uint64_t>(config_.seed)}),
+      batches_(config_, corpus_, device_),
+      model_(make_model(config_, device_)),
+      optimizer_(*model_, config_) {
+  const Config& config = config_;
   position_.data_fingerprint = corpus_.fingerprint();
   at::Generator generator = at::globalContext().defaultGenerator(at::kCPU);
   generator.set_current_seed(static_cast<uint64_t>(config.seed));
-  resume_or_init(start);
+  resume_or_init(args.before.newest);
   progress_.emplace(title_of(config_), position_.step, config.steps);
   progress_->note(
       title_of(config_) + ": " + human_count(static_cast<double>(model_->parameter_count())) +
@@ -109,14 +117,12 @@ Run::Run(const Config& config, Start start)
       (position_.step > 0 ? ", resumed at step " + std::to_string(position_.step) : ""));
 }
 
-void Run::resume_or_init(Start start) {
-  remove_unfinished_files(folder_.checkpoints());
-  const std::vector<std::string> checkpoints = find_checkpoints(folder_.checkpoints());
-  if (start != Start::kResume || checkpoints.empty()) {
+void Run::resume_or_init(const std::optional<Checkpoint>& checkpoint) {
+  if (!checkpoint) {
     if (!config_.init.empty()) load_weights(config_.init, {*model_, optimizer_});
     return;
   }
-  const std::string& newest = checkpoints.front();
+  const std::string& newest = checkpoint->path;
   if (model_->parameter_count() > kLargeModel) say(config_, "reading '" + newest + "'");
   position_ = load_checkpoint(newest, {*model_, optimizer_});
   MOXIE_CHECK(!is_old_fingerprint(position_.data_fingerprint), "'", newest,
@@ -125,8 +131,6 @@ void Run::resume_or_init(Start start) {
   MOXIE_CHECK(position_.data_fingerprint == corpus_.fingerprint(),
               "the data is not what it was: its fingerprint is ", corpus_.fingerprint(), ", in '",
               newest, "' it is ", position_.data_fingerprint);
-  MOXIE_CHECK(position_.step <= config_.steps, "--steps: the run in '", folder_.path,
-              "' has taken ", position_.step, " steps already, got ", config_.steps);
   saved_step_ = position_.step;
 }
 
@@ -158,13 +162,14 @@ double Run::final_evaluation() {
   const double loss = evaluate(count, &progress);
   nlohmann::ordered_json line = evaluation(loss, count);
   line["final"] = true;
+  const bool broken = !std::isfinite(loss) && config_.on_nan == "stop";
+  if (!broken) save();  // before the line: it comes again when the run is resumed
   metrics_->write(line);
   // No step follows that would notice what the last one did.
-  if (!std::isfinite(loss) && config_.on_nan == "stop")
+  if (broken)
     throw NotFinite("step " + std::to_string(position_.step) +
                     ": the held-out loss is not finite: " +
                     find_not_finite(*model_, optimizer_, batches_.held_out(0, count)));
-  save();
   return loss;
 }
 
@@ -217,27 +222,30 @@ void Run::save() {
   if (saved_step_ == position_.step) return;
   if (model_->parameter_count() > 10 * kLargeModel)
     progress_->note(title_of(config_) + ": writing a checkpoint");
-  save_checkpoint(folder_.checkpoints(), config_, position_, {*model_, optimizer_});
+  save_checkpoint(folder_.checkpoints(),
+                  {.config = config_, .position = position_, .metrics = metrics_->checksum()},
+                  {*model_, optimizer_}, [&](const std::string& checksum) {
+                    metrics_->note_checkpoint(position_.step, checksum);
+                  });
   saved_step_ = position_.step;
 }
 
 void Run::write_weights() {
   MOXIE_CHECK(position_.step == config_.steps, "--save-weights: '", folder_.checkpoints(),
               "' has no checkpoint of step ", config_.steps);
-  save_weights(config_.save_weights, {*model_, optimizer_});
+  save_weights(weights_path_, {*model_, optimizer_});
 }
 
 void Run::stop_if_interrupted() {
-  if (!signals_->seen()) return;
+  if (!interrupted()) return;
+  if (position_.step == 0) stop("before the first step", folder_);
   save();
-  throw Interrupted("interrupted at step " + std::to_string(position_.step) +
-                    "; 'moxie train --resume --out " + folder_.path + "' goes on");
+  stop("at step " + std::to_string(position_.step), folder_);
 }
 
 Result Run::train() {
-  signals_.emplace();
-  std::filesystem::create_directories(folder_.checkpoints());
   metrics_.emplace(folder_.metrics(), position_.step);
+  stop_if_interrupted();
   model_->train();
   while (position_.step < config_.steps) {
     const bool has_trained = tokens_per_s_ > 0;  // not at the start, nor right after a resume
@@ -253,7 +261,7 @@ Result Run::train() {
     stop_if_interrupted();
   }
   const double eval_loss = final_evaluation();
-  if (!config_.save_weights.empty()) write_weights();
+  if (!weights_path_.empty()) write_weights();
   progress_->show(position_.step, "held-out loss " + fixed(eval_loss, 4));
   const Result result{.steps = position_.step,
                       .parameters = model_->parameter_count(),
@@ -265,34 +273,36 @@ Result Run::train() {
                       .seconds = position_.seconds,
                       .peak_memory_bytes = peak_memory_bytes(device_),
                       .device = describe(device_)};
-  write_file(folder_.result(), to_json(result).dump(2) + "\n");
+  const std::string text = to_json(result).dump(2) + "\n";
+  metrics_->note_result(result.steps, text);
+  write_file(folder_.result(), text);  // over that of the fewer steps which the run may have had
   return result;
 }
 
 }  // namespace
 
-Result train(Config config, Start start) {
+Result train(TrainArgs args) {
+  Config& config = args.config;
   check(config);
   const RunFolder folder{config.out};
-  MOXIE_CHECK(start == Start::kResume || !std::filesystem::exists(folder.config()), "'", config.out,
-              "' holds a run already; --resume continues it, --out takes another folder");
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
   config.threads = at::get_num_threads();  // sums depend on it: a resumed run takes the same number
-  std::filesystem::create_directories(config.out);
-  const FolderLock lock(folder.lock());
-  if (!config.save_weights.empty()) check_weights_path(config.save_weights, folder.files());
-  std::optional<Result> finished;
-  if (start == Start::kResume) finished = finished_result(folder.result(), config.steps);
+  remove_unfinished_files(folder);
+  if (!args.save_weights.empty()) check_weights_path(args.save_weights, folder);
+  const std::optional<Result>& finished = args.finished;
+  for (const std::string& note : args.before.notes) say(config, note);
   if (finished)
     say(config, "the run in '" + folder.path + "' is finished; with more --steps it goes on");
-  if (finished && config.save_weights.empty()) return *finished;
-  Run run(config, start);
+  if (finished && args.save_weights.empty()) return *finished;
+  Run run(args);
   if (finished) {
     run.write_weights();
     return *finished;
   }
+  if (interrupted())
+    stop(args.before.newest ? "before the next step" : "before the first step", folder);
+  make_checkpoint_folder(folder);
   write_file(folder.config(), to_json(config).dump(2) + "\n");
-  std::filesystem::remove(folder.result());  // of the fewer steps that the run had before
   return run.train();
 }
 

@@ -3,14 +3,12 @@
 
 #include <stdexcept>
 #include <string>
-#include <vector>
 
-#include "moxie/cli/train/config.h"
-#include "moxie/cli/train/result.h"
+#include "moxie/cli/train/run_state.h"
 
 namespace moxie::cli {
 
-// Ctrl-C, or SIGTERM: a checkpoint has been written.
+// By a signal of InterruptSignals: what was trained is in a checkpoint.
 class Interrupted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -22,24 +20,13 @@ class NotFinite : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// What the run folder holds: config.json, metrics.jsonl, checkpoints/, result.json at the end, and
-// a lock while a process trains in it.
-struct RunFolder {
-  std::string path;
-  std::string config() const { return path + "/config.json"; }
-  std::string metrics() const { return path + "/metrics.jsonl"; }
-  std::string checkpoints() const { return path + "/checkpoints"; }
-  std::string result() const { return path + "/result.json"; }
-  std::string lock() const { return path + "/lock"; }
-  std::vector<std::string> files() const { return {config(), metrics(), result(), lock()}; }
+struct TrainArgs {
+  Config config;         // config.out is the run's folder, of which the caller holds the lock
+  RunState before = {};  // what is in the folder; its newest checkpoint is where the run goes on
+  std::optional<Result> finished = {};  // of all of config.steps: only weights are left to write
+  std::string save_weights = {};        // file to write them to at the end; empty: none
 };
-
-enum class Start : uint8_t {
-  kFresh,   // Error if the folder holds a run already
-  kResume,  // from the newest checkpoint; from the start if there is none yet
-};
-
-// config.out is the run folder. Of a run that is finished it says so, and returns its result.
-Result train(Config config, Start start);
+// Of a run that is finished it says so, and returns its result.
+Result train(TrainArgs args);
 
 }  // namespace moxie::cli

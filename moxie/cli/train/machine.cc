@@ -3,15 +3,10 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <c10/core/CachingDeviceAllocator.h>
-#include <fcntl.h>
-#include <sys/file.h>
 #include <sys/resource.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <csignal>
 
-#include "moxie/cli/file/error.h"
 #include "moxie/core/base/check.h"
 #include "moxie/core/base/device.h"
 
@@ -54,28 +49,27 @@ int64_t peak_memory_bytes(c10::Device device) {
 
 InterruptSignals::InterruptSignals() {
   signal_seen = 0;
-  struct sigaction action = {};
+  struct sigaction action = {}, before = {};
   action.sa_handler = note_signal;
-  action.sa_flags = static_cast<int>(SA_RESETHAND) | SA_RESTART;
+  action.sa_flags = SA_RESTART;
+  ::sigaction(SIGPIPE, &action, nullptr);  // and once more for every line that is not read
+  action.sa_flags |= static_cast<int>(SA_RESETHAND);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGHUP, &action, &before);
+  if (before.sa_handler == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
 }
 
+// SIGPIPE stays without effect: a last message that nobody reads must not change the exit code.
 InterruptSignals::~InterruptSignals() {
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGPIPE, SIG_IGN);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction now = {};
+    ::sigaction(number, nullptr, &now);
+    if (now.sa_handler != SIG_IGN) std::signal(number, SIG_DFL);
+  }
 }
 
-bool InterruptSignals::seen() const { return signal_seen != 0; }
-
-FolderLock::FolderLock(const std::string& path)
-    : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
-  if (fd_ < 0) fail_io("cannot write", path, errno);
-  if (::flock(fd_, LOCK_EX | LOCK_NB) == 0) return;
-  ::close(fd_);
-  fail("another process trains in this folder: '", path, "' is locked");
-}
-
-FolderLock::~FolderLock() { ::close(fd_); }
+bool interrupted() { return signal_seen != 0; }
 
 }  // namespace moxie::cli

@@ -1,4 +1,4 @@
-// What a run needs of the machine: a device, its memory, signals, a lock.
+// What a run needs of the machine: a device, its memory, signals.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -15,26 +15,18 @@ std::string describe(c10::Device device);
 // The most that was in use so far: of the process, or of torch on a GPU.
 int64_t peak_memory_bytes(c10::Device device);
 
-// While it lives, the first SIGINT or SIGTERM is noted; a second one ends the program.
+// While it lives, what asks the program to end is noted: SIGINT, SIGTERM, SIGHUP (a terminal that
+// is closed; not under nohup), each of which ends the program when it comes again, and SIGPIPE
+// (nobody reads the progress any more).
 class InterruptSignals {
  public:
   InterruptSignals();
   ~InterruptSignals();
   InterruptSignals(const InterruptSignals&) = delete;
   InterruptSignals& operator=(const InterruptSignals&) = delete;
-  bool seen() const;
 };
 
-// Error where another process has it. A killed process gives it back.
-class FolderLock {
- public:
-  explicit FolderLock(const std::string& path);
-  ~FolderLock();
-  FolderLock(const FolderLock&) = delete;
-  FolderLock& operator=(const FolderLock&) = delete;
-
- private:
-  int fd_;
-};
+// Whether one was noted.
+bool interrupted();
 
 }  // namespace moxie::cli

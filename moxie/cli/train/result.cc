@@ -10,7 +10,7 @@
 namespace moxie::cli {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::json;
 
 // JSON has no word for what is not finite: it says null.
 double number_of(const Json& json, const char* name) {
@@ -20,7 +20,7 @@ double number_of(const Json& json, const char* name) {
 
 }  // namespace
 
-Json to_json(const Result& result) {
+nlohmann::ordered_json to_json(const Result& result) {
   return {{"steps", result.steps},
           {"parameters", result.parameters},
           {"eval_loss", result.eval_loss},
@@ -36,19 +36,20 @@ Json to_json(const Result& result) {
 Result read_result(const std::string& path) {
   const MappedFile file(path);
   try {
-    const Json json = parse_json(path, file.bytes(), /*deepest=*/1);
-    return {.steps = json.at("steps").get<int64_t>(),
-            .parameters = json.at("parameters").get<int64_t>(),
-            .eval_loss = number_of(json, "eval_loss"),
-            .eval_windows = json.value("eval_windows", int64_t{0}),
-            .bigram_entropy = number_of(json, "bigram_entropy"),
-            .data_fingerprint = json.value("data_fingerprint", std::string()),
-            .tokens_per_s = number_of(json, "tokens_per_s"),
-            .seconds = number_of(json, "seconds"),
-            .peak_memory_bytes = json.at("peak_memory_bytes").get<int64_t>(),
-            .device = json.at("device").get<std::string>()};
+    const Json json = parse_json(path, file.bytes(), {.deepest = 1});
+    return {
+        .steps = integer_of(path, json, "steps"),
+        .parameters = integer_of(path, json, "parameters"),
+        .eval_loss = number_of(json, "eval_loss"),
+        .eval_windows = json.contains("eval_windows") ? integer_of(path, json, "eval_windows") : 0,
+        .bigram_entropy = number_of(json, "bigram_entropy"),
+        .data_fingerprint = json.value("data_fingerprint", std::string()),
+        .tokens_per_s = number_of(json, "tokens_per_s"),
+        .seconds = number_of(json, "seconds"),
+        .peak_memory_bytes = integer_of(path, json, "peak_memory_bytes"),
+        .device = json.at("device").get<std::string>()};
   } catch (const nlohmann::json::exception& error) {
-    fail("'", path, "' is no result of moxie train: ", error.what());
+    fail("'", path, "' is no result of moxie train: ", printable(error.what()));
   }
 }
 
