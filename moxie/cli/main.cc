@@ -56,6 +56,21 @@ void open_standard_files() {
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
 }
 
+void end_at_once(int) {
+  constexpr std::string_view kText = "moxie: interrupted; nothing was written\n";
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText.data(), kText.size());
+  ::_exit(kInterrupted);
+}
+
+// Called before torch's libraries set themselves up, which takes longer than all else until the
+// first step. train and compare, which write, handle these signals themselves. (Sanitizers are not
+// ready yet.)
+__attribute__((no_sanitize_address, no_sanitize_undefined)) void handle_early_signals() {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    if (::signal(number, end_at_once) == SIG_IGN) ::signal(number, SIG_IGN);
+}
+__attribute__((section(".preinit_array"), used)) void (*const preinit)() = handle_early_signals;
+
 void handle_signals() {
   std::signal(SIGBUS, end_on_bus_error);
   std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of write()

@@ -19,6 +19,7 @@ import pytest
 
 from program import checkpoints, command, metrics, micro, run, train
 
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with
 SIGNALS = [signal.SIGKILL, signal.SIGPIPE, signal.SIGHUP, signal.SIGTERM]
 # One dense layer: few tensors, and so few writes.
 SHORT = dict(layers=1, experts=0, top_k=None, steps=3, save_every=1, keep=1)
