@@ -189,9 +189,9 @@ TORCH_LIBRARY(moxie, m) {
   // logits f32 [T, E] -> ids int32 [T, k], weights f32 [T, k], counts int64 [E] (core/select);
   // differentiable in logits. bias [E] takes part in the choice alone.
   differentiable(
-      "_select_experts(Tensor logits, Tensor? bias, int k, *, str score='softmax', "
-      "bool normalize=True, float scale=1.0) -> (Tensor ids, Tensor weights, Tensor counts)");
-  def("_select_experts_backward(Tensor dweights, Tensor logits, Tensor ids, str score, "
+      "_select_experts(Tensor logits, Tensor? bias, int k, *, bool sigmoid=False, "
+      "bool normalize=True, float scale=1.0) -> (Tensor weights, Tensor ids, Tensor counts)");
+  def("_select_experts_backward(Tensor dweights, Tensor logits, Tensor ids, bool sigmoid, "
       "bool normalize, float scale) -> Tensor dlogits");
   // scores [T, E] -> ids int32 [T, k]: the k largest of each token, equal ones by id
   def("top_k(Tensor scores, int k) -> Tensor ids");

@@ -91,11 +91,11 @@ class Router(nn.Module):
 
     def forward(self, x: Tensor) -> Routing:
         logits = moe.gate_logits(x, self.gate.weight)
-        ids, weights, counts = _ops._select_experts(
+        weights, ids, counts = _ops._select_experts(
             logits,
             self.bias if self.balance == "bias" else None,
             self.top_k,
-            score=self.score,
+            sigmoid=self.score == "sigmoid",
             normalize=self.normalize,
             scale=self.scale,
         )

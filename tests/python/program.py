@@ -179,7 +179,7 @@ def edit_result(out: pathlib.Path, **changed) -> None:
 
 
 def forge(path: pathlib.Path, change) -> None:
-    """Changes what a checkpoint says of itself, as somebody would who knows the checksum of format 1, in the run that notes none."""
+    """Changes what a checkpoint says of itself, as somebody would who knows format 1's checksum, in a run that notes none."""
     forget_checksums(path.parent.parent)
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])

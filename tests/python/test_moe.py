@@ -8,6 +8,7 @@ import torch
 import moxie
 import moxie.nn
 from noise import BF16_STEP, E4M3_STEP, difference, rounded
+from test_moe_fused import ByStep
 
 
 def random_ids(tokens: int, top_k: int, num_experts: int, device: str) -> torch.Tensor:
@@ -175,11 +176,8 @@ def test_the_layer_is_its_unfused_chain_bit_for_bit(device, recipe, tokens, expe
 
     def chain(x):
         routing = layer.router(x)
-        offs, slot_of, row_of = moxie.route(routing.ids, experts)
-        rows = moxie.permute(x, slot_of, row_of, top_k)
-        h = moxie.grouped_mm(rows, layer.experts.w13, offs, recipe=recipe)
-        y = moxie.grouped_mm(moxie.swiglu(h), layer.experts.w2, offs, recipe=recipe)
-        return moxie.unpermute(y, slot_of, row_of, tokens, weights=routing.weights)
+        route = (*moxie.route(routing.ids, experts), top_k)
+        return ByStep.apply(x, layer.experts.w13, layer.experts.w2, routing.weights, route, recipe)
 
     leaves = [x, *layer.parameters()]
     actual, expected = layer(x), chain(x)

@@ -8,9 +8,9 @@ import contextlib
 import pytest
 import torch
 
+import blackwell
 import moxie
 import test_grouped_mm_rows
-import test_grouped_mm_sm100
 from grouped_reference import pretended_gpu
 from support import assert_same_bytes, sizes_to_offs
 
@@ -75,7 +75,7 @@ def on(gpu):
     if not gpu:
         yield
         return
-    stand_in = test_grouped_mm_sm100.stand_in if gpu == "sm100" else test_grouped_mm_rows.stand_in
+    stand_in = blackwell.stand_in if gpu == "sm100" else test_grouped_mm_rows.stand_in
     with pretended_gpu(gpu, stand_in):
         yield
 

@@ -18,8 +18,8 @@ OPTIONS = [
     {},
     {"normalize": False},
     {"scale": 2.5},
-    {"score": "sigmoid"},
-    {"score": "sigmoid", "normalize": False, "scale": 0.5},
+    {"sigmoid": True},
+    {"sigmoid": True, "normalize": False, "scale": 0.5},
 ]
 
 
@@ -28,10 +28,10 @@ def make(tokens: int, experts: int, device: str, with_bias: bool = False):
     return logits, torch.rand(experts, device=device) if with_bias else None
 
 
-def reference(logits, bias, k: int, score="softmax", normalize=True, scale=1.0):
+def reference(logits, bias, k: int, sigmoid=False, normalize=True, scale=1.0):
     """The same as torch's ops, in f64: ids by the scores as f32, and differentiable weights."""
     wide = logits.double()
-    scores = wide.softmax(-1) if score == "softmax" else wide.sigmoid()
+    scores = wide.sigmoid() if sigmoid else wide.softmax(-1)
     ranks = scores.detach().float() + (0 if bias is None else bias)
     ids = torch.sort(ranks, dim=1, descending=True, stable=True).indices[:, :k]
     weights = scores.gather(1, ids)
@@ -46,7 +46,7 @@ def reference(logits, bias, k: int, score="softmax", normalize=True, scale=1.0):
 def test_experts_weights_and_gradients_are_those_of_double(device, tokens, experts, k, options, with_bias):
     logits, bias = make(tokens, experts, device, with_bias)
     logits.requires_grad_()
-    ids, weights, counts = ops._select_experts(logits, bias, k, **options)
+    weights, ids, counts = ops._select_experts(logits, bias, k, **options)
     expected_ids, expected = reference(logits, bias, k, **options)
     assert torch.equal(ids.long(), expected_ids)
     assert torch.equal(counts, torch.bincount(expected_ids.flatten(), minlength=experts))
@@ -68,7 +68,7 @@ def test_a_tokens_bytes_do_not_depend_on_its_place(device, tokens, experts, k, o
 
     def run(logits, dweights):
         logits = logits.clone().requires_grad_()
-        ids, weights, counts = ops._select_experts(logits, bias, k, **options)
+        weights, ids, counts = ops._select_experts(logits, bias, k, **options)
         return ids, weights.detach(), torch.autograd.grad(weights, logits, dweights)[0], counts
 
     *by_token, counts = run(logits, dweights)
@@ -81,11 +81,11 @@ def test_a_tokens_bytes_do_not_depend_on_its_place(device, tokens, experts, k, o
 def test_equal_scores_go_by_id_and_nan_comes_last(device):
     nan, infinity = float("nan"), float("inf")
     logits = torch.tensor([[1.0, 2, 1, 2], [nan, -infinity, nan, 3], [nan] * 4], device=device)
-    ids, weights, counts = ops._select_experts(logits, None, 3, score="sigmoid")
+    weights, ids, counts = ops._select_experts(logits, None, 3, sigmoid=True)
     assert ids.tolist() == [[1, 3, 0], [3, 1, 0], [0, 1, 2]]
     assert counts.tolist() == [3, 3, 1, 2]
     assert weights[0].isfinite().all() and weights[1:].isnan().all()
-    assert ops._select_experts(logits[:2], None, 2)[0].tolist() == [[1, 3], [0, 1]]
+    assert ops._select_experts(logits[:2], None, 2)[1].tolist() == [[1, 3], [0, 1]]
 
 
 def test_strided_logits_and_gradients_are_the_dense_ones(device):
@@ -93,14 +93,14 @@ def test_strided_logits_and_gradients_are_the_dense_ones(device):
     dense = logits.detach().contiguous().requires_grad_()
     grads = []
     for values in (logits, dense):
-        _, weights, _ = ops._select_experts(values, None, 2, normalize=False)
+        weights, _, _ = ops._select_experts(values, None, 2, normalize=False)
         grads.append(torch.autograd.grad(weights.sum(), values)[0])
     assert_same_bytes(*grads)
 
 
 def arguments(device: str):
     logits, bias = make(70, 9, device, with_bias=True)
-    ids, weights, _ = ops._select_experts(logits, bias, 3)
+    weights, ids, _ = ops._select_experts(logits, bias, 3)
     x = torch.randn(70, 24, device=device, dtype=torch.bfloat16)
     return logits, bias, ids, weights, x, torch.randn(9, 24, device=device)
 
@@ -111,9 +111,9 @@ def test_the_ops_obey_torch(device):
     opcheck(ops._gate_logits_backward.default, (logits, weight, x, torch.bfloat16))
     opcheck(ops._gate_logits_backward.default, (logits, weight, x, None))
     opcheck(ops._gate_logits_backward.default, (logits, weight, None, torch.bfloat16))
-    opcheck(ops._select_experts_backward.default, (weights, logits, ids, "sigmoid", True, 2.0))
+    opcheck(ops._select_experts_backward.default, (weights, logits, ids, True, True, 2.0))
     for bias_or_none in (bias, None):
-        opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"score": "sigmoid", "scale": 2.0})
+        opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"sigmoid": True, "scale": 2.0})
     # The check of the traced backward adds up all results in the dtype of the first, and ids are integers. A compiled router,
     # below, stands in for it.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
@@ -224,7 +224,6 @@ def test_either_gradient_of_logits_can_be_asked_for_alone(device, needs_x, needs
     "call, error, message",
     [
         (lambda: ops._select_experts(torch.zeros(3, 4), None, 5), ValueError, "select_experts: k must be 1 to the 4 experts"),
-        (lambda: ops._select_experts(torch.zeros(3, 4), None, 2, score="relu"), ValueError, "score must be one of .* got 'relu'"),
         (lambda: ops._select_experts(torch.zeros(3, 4), torch.zeros(3), 2), ValueError, "bias must be \\[4\\], got \\[3\\]"),
         (lambda: ops._select_experts(torch.zeros(3, 4).bfloat16(), None, 2), TypeError, "logits must be torch.float32, got .*bf"),
         (lambda: ops._select_experts(torch.zeros(3, 2000), None, 2), ValueError, "there must be 1 to 1024 experts, got 2000"),

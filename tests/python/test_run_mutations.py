@@ -1,6 +1,9 @@
-"""`moxie train --resume` in folders in which one file was changed by somebody who knows its form and checksum: an error, a word about it,
-or the same bytes; no crash, no hang, and less than a gigabyte. tests/cli/run_mutations_test.cc does the same to what reads the files,
-a thousand times as often. MOXIE_PROGRAM_FUZZ_CASES folders (6); MOXIE_CLI may name a program that was built with MOXIE_SANITIZE."""
+"""`moxie train --resume` in folders in which one file was changed by somebody who knows its form and checksum.
+
+An error, a word about it, or the same bytes; no crash, no hang, less than a gigabyte. tests/cli/run_mutations_test.cc does the
+same to what reads the files, a thousand times as often. MOXIE_PROGRAM_FUZZ_CASES folders (6); MOXIE_CLI may name a program that
+was built with MOXIE_SANITIZE.
+"""
 
 import collections
 import json
@@ -11,7 +14,7 @@ import shutil
 import struct
 import subprocess
 
-from program import checksum, command, train
+from program import command, train, xxh3
 
 STEPS = 8  # of the resumed run
 ODD = [None, True, -1, 0, 1.5, 1e300, 2**64 - 1, "", "\x1b[2J", [], {}, ["bf16"], [[1]], "x" * 100000]
@@ -59,7 +62,7 @@ def changed_lines(rng, data):
 
 def changed_checkpoint(rng, data):
     (length,) = struct.unpack("<Q", data[:8])
-    header, rest = json.loads(data[8:8 + length]), bytearray(data[8 + length:])
+    header, rest = json.loads(data[8 : 8 + length]), bytearray(data[8 + length :])
     how = rng.randrange(4)
     if how == 0:
         rest[rng.randrange(len(rest))] ^= 1 << rng.randrange(8)
@@ -75,7 +78,7 @@ def changed_checkpoint(rng, data):
     text = json.dumps(header).encode()
     data = struct.pack("<Q", len(text)) + text + bytes(rest)
     at = data.index(b'"moxie.checksum": "') + len(b'"moxie.checksum": "')
-    return data[:at] + checksum(data) + data[at + 16:]
+    return data[:at] + xxh3(data).encode() + data[at + 16 :]
 
 
 def changed_bytes(rng, data):
@@ -87,7 +90,7 @@ def changed_bytes(rng, data):
     elif how == 1:
         del data[at:]
     elif how == 2:
-        del data[at:at + rng.randrange(1, 100)]
+        del data[at : at + rng.randrange(1, 100)]
     else:
         data[at:at] = b"[" * 200000
     return bytes(data)
@@ -96,15 +99,25 @@ def changed_bytes(rng, data):
 def change(rng, out):
     path = rng.choice(sorted(path for path in out.rglob("*") if path.is_file() and path.name != "lock"))
     data = path.read_bytes()
-    how = changed_bytes if rng.random() < 0.3 else changed_json if path.suffix == ".json" else \
-        changed_lines if path.suffix == ".jsonl" else changed_checkpoint
+    how = (
+        changed_bytes
+        if rng.random() < 0.3
+        else changed_json
+        if path.suffix == ".json"
+        else changed_lines
+        if path.suffix == ".jsonl"
+        else changed_checkpoint
+    )
     path.write_bytes(how(rng, data))
     return f"{how.__name__} of {path.name}"
 
 
 def resume(out, weights):
     child = subprocess.Popen(
-        command("train", "--resume", out=out, steps=STEPS, save_weights=weights), stdout=subprocess.DEVNULL, stderr=open(out / "said", "w"))
+        command("train", "--resume", out=out, steps=STEPS, save_weights=weights),
+        stdout=subprocess.DEVNULL,
+        stderr=open(out / "said", "w"),
+    )
     _, status, usage = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     return child.returncode, (out / "said").read_text(errors="replace"), usage.ru_maxrss * 1024

@@ -1,4 +1,4 @@
-"""`moxie train`: signals, closed pipes and terminals, kills at any moment and any system call, and several processes on one folder.
+"""`moxie train`: signals, closed pipes and terminals, kills at any moment and system call, several processes on one folder.
 
 The suite takes a few of the kills. All of them (half an hour):
     MOXIE_KILLS=100 MOXIE_SYSCALLS=all python -m pytest -s tests/python/test_train_signals.py
@@ -76,8 +76,12 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
 
 def test_nohup_holds(tmp_path):
     flags = micro(tmp_path, steps=300, save_every=0)
-    child = subprocess.Popen(command("train", **flags), stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN))
+    child = subprocess.Popen(
+        command("train", **flags),
+        stderr=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
     wait_for_steps(tmp_path)
     child.send_signal(signal.SIGHUP)
     assert child.wait(timeout=120) == 0
@@ -92,8 +96,9 @@ def test_a_signal_before_the_first_step_is_answered(tmp_path, number):
     python.write_text(f"#!/bin/sh\ntouch {tmp_path}/asked\nsleep 1\necho {text}\n")
     python.chmod(0o755)
     flags = {**micro(tmp_path / "run"), "data": None}
-    child = subprocess.Popen(command("train", **flags), stderr=subprocess.PIPE, text=True,
-                             env={**os.environ, "MOXIE_PYTHON": str(python)})
+    child = subprocess.Popen(
+        command("train", **flags), stderr=subprocess.PIPE, text=True, env={**os.environ, "MOXIE_PYTHON": str(python)}
+    )
     while not (tmp_path / "asked").exists():
         time.sleep(0.01)
     child.send_signal(number)
@@ -122,8 +127,11 @@ def ends_the_same(folder, expected, **flags):
     """Resumes what a signal left, and compares everything that time does not change."""
     out, weights = folder / "run", folder / "w"
     begun = any((out / name).exists() for name in ("config.json", "metrics.jsonl"))
-    done = run("train", "--resume", out=out, save_weights=weights) if begun else run(
-        "train", **micro(out, save_weights=weights, **flags))
+    done = (
+        run("train", "--resume", out=out, save_weights=weights)
+        if begun
+        else run("train", **micro(out, save_weights=weights, **flags))
+    )
     assert done.returncode == 0, done.stderr
     said = [line for line in done.stderr.splitlines() if "edited" in line or "unchecked" in line or "no run writes" in line]
     assert not said
@@ -167,7 +175,9 @@ def calls_of(log):
 def test_a_signal_at_any_system_call_changes_no_byte(tmp_path):
     expected = whole_run(tmp_path, **SHORT)
     line = command("train", **micro(tmp_path / "run", save_weights=tmp_path / "w", **SHORT))
-    traced = subprocess.run(["strace", "-f", "-o", tmp_path / "log", "-e", "trace=" + ",".join(CALLS), *line], capture_output=True)
+    traced = subprocess.run(
+        ["strace", "-f", "-o", tmp_path / "log", "-e", "trace=" + ",".join(CALLS), *line], capture_output=True
+    )
     if traced.returncode != 0:
         pytest.skip("strace cannot trace here")
     counts = calls_of(tmp_path / "log")
@@ -180,8 +190,21 @@ def test_a_signal_at_any_system_call_changes_no_byte(tmp_path):
     ends = collections.Counter()
     for call, n, number in places:
         done = subprocess.run(
-            ["strace", "-f", "-o", "/dev/null", "-e", f"trace={call}", "-e", f"inject={call}:signal={number.name}:when={n}", *line],
-            capture_output=True, text=True, timeout=120)
+            [
+                "strace",
+                "-f",
+                "-o",
+                "/dev/null",
+                "-e",
+                f"trace={call}",
+                "-e",
+                f"inject={call}:signal={number.name}:when={n}",
+                *line,
+            ],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
         ends[number.name, done.returncode] += 1
         assert done.returncode in (0, 130, -number, 128 + number), (call, n, number, done.stderr)
         try:
@@ -211,8 +234,14 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
     # Of two, one has looked at the folder, if it does that first, when the other has not begun, and goes on when that is done.
     delays = [0, 6_000_000] if count == 2 else [rng.randrange(300_000) for _ in range(count)]
     children = [
-        subprocess.Popen(["strace", "-f", "-o", "/dev/null", "-e", "trace=flock", "-e", f"inject=flock:delay_enter={delay}", *line],
-                         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for delay in delays]
+        subprocess.Popen(
+            ["strace", "-f", "-o", "/dev/null", "-e", "trace=flock", "-e", f"inject=flock:delay_enter={delay}", *line],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for delay in delays
+    ]
     said = [child.communicate(timeout=120)[1] for child in children]
     trained = [text for text in said if " parameters on cpu" in text and "is finished" not in text]
     assert len(trained) == 1, said

@@ -10,6 +10,7 @@
 #include <ATen/ops/zeros_like.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/serialize.h>
 
 #include <sstream>
@@ -92,11 +93,29 @@ TEST(Moe, IsItsUnfusedStepsBitForBit) {
     const std::vector<at::Tensor> grads = grads_of(y);
     const Routing routing = layer->router(x);
     const auto [offs, slot_of, row_of] = ops::route(routing.ids, 5);
-    const at::Tensor rows =
-        layer->experts(ops::permute(x, slot_of, row_of, 2), std::optional(offs));
-    const at::Tensor chain = ops::unpermute(rows, slot_of, row_of, 500, routing.weights);
+    const at::Tensor rows = ops::permute(x.detach(), slot_of, row_of, 2);
+    const at::Tensor w13 = layer->experts->w13, w2 = layer->experts->w2;
+    const ops::GroupedMmOptions how{.offs = offs, .recipe = recipe};
+    const at::Tensor h = ops::grouped_mm(rows, w13, how).detach();
+    const at::Tensor chain = ops::unpermute(ops::grouped_mm(ops::swiglu(h), w2, how), slot_of,
+                                            row_of, 500, routing.weights);
     EXPECT_TRUE(at::equal(y, chain)) << recipe;
-    const std::vector<at::Tensor> expected = grads_of(chain);
+    // The weight meets the gradient in SwiGLU's backward.
+    const auto linear = [&](const at::Tensor& input, const at::Tensor& w, const at::Tensor& grad) {
+      const at::Tensor leaf = input.detach().set_requires_grad(true);
+      return torch::autograd::grad({ops::grouped_mm(leaf, w, how)}, {leaf, w}, {grad});
+    };
+    const at::Tensor dy_rows = ops::permute(dy, slot_of, row_of, 2);
+    const at::Tensor weights = routing.weights.detach();
+    const at::Tensor da = linear(ops::swiglu(h), w2, dy_rows)[0];
+    const at::Tensor dw2 = linear(ops::weighted_swiglu(h, weights, slot_of), w2, dy_rows)[1];
+    const auto [dh, dweights] = ops::weighted_swiglu_backward(da, h, weights, slot_of);
+    const auto of_up = linear(rows, w13, dh);
+    const at::Tensor gate = layer->router->gate->weight;
+    const auto of_router = torch::autograd::grad({routing.weights}, {x, gate}, {dweights});
+    const at::Tensor dx = ops::unpermute(of_up[0], slot_of, row_of, 500) + of_router[0];
+    const std::vector<at::Tensor> expected = {dx, of_router[1], of_up[1], dw2};
+    ASSERT_EQ(grads.size(), expected.size());
     for (size_t i = 0; i < grads.size(); ++i)
       EXPECT_TRUE(at::equal(grads[i], expected[i])) << recipe << ", gradient " << i;
   }

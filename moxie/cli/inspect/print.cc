@@ -15,7 +15,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr const char* kNotMeasured =
     "No tensor was measured: recipes are for float tensors of 2 or 3 dims, whose rows have at most "
-    "131,072 elements where there are 128 of them.\n";
+    "65,536 elements where there are 128 of them.\n";
 
 struct Total {
   int64_t bytes = 0, elements = 0;

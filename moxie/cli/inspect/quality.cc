@@ -21,8 +21,8 @@ namespace {
 constexpr int64_t kPieceElements = 1 << 22;
 constexpr int64_t kTallestBlock = 128;
 // A row must stay whole, as some recipes have one scale for it, and 128 rows make a block. What is
-// made of so many elements stays below a gigabyte; of twice as many it took 1.5.
-constexpr int64_t kMostPieceElements = 1 << 24;
+// made of so many elements stays below a gigabyte; of twice as many it took up to 1.2.
+constexpr int64_t kMostPieceElements = 1 << 23;
 
 // int32 [..]: the exponents of the scales that say something.
 at::Tensor exponents_of(const at::Tensor& w, const std::string& recipe) {

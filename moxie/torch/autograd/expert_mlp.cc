@@ -119,11 +119,11 @@ Quantized take(variable_list& saved, size_t at) {
   return {std::move(saved[at]), scale};
 }
 
-Tensor take_h(variable_list& saved, at::ScalarType dtype) {
+Tensor take_h(variable_list& saved, at::ScalarType dtype, const SavedMemory& memory) {
   if (!saved[kSavedHScale].defined()) return std::move(saved[kSavedH]);
   const Tensor h =
       packed::dequantize_tokens(saved[kSavedH], saved[kSavedHScale], pack(kHScaleSpec)).to(dtype);
-  release_saved(saved[kSavedH]);
+  memory.release(saved[kSavedH]);
   return h;
 }
 
@@ -147,6 +147,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     data["plan13"] = pack(call->plan.up);
     data["plan2"] = pack(call->plan.down);
     data["top_k"] = options.top_k;
+    data["without_hooks"] = saves_without_hooks();
     data["num_tokens"] = x.sym_size(0);
     data["x_dtype"] = x.scalar_type();
     data["rows_dtype"] = call->rows_dtype(x);
@@ -179,6 +180,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                       .w2 = ctx->needs_input_grad(kW2),
                       .weights = weights && ctx->needs_input_grad(kWeights)};
     if (!needs.any()) return out;
+    const SavedMemory memory(data["without_hooks"].toBool());
 
     QuantizedForms dy_forms =
         quantize_permuted({plan2, offs, Role::kDy, need_of_dy(needs.da(), needs.w2)}, dy, of_dy);
@@ -187,9 +189,9 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       Quantized w2_t = take(saved, kSavedW2);
       da = linear_dgrad(plan2, dy_forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
       dy_forms.rowwise = {};
-      release_saved(w2_t.data);
+      memory.release(w2_t.data);
     }
-    Tensor h = take_h(saved, dtype_of("h_dtype"));
+    Tensor h = take_h(saved, dtype_of("h_dtype"), memory);
     const c10::SymInt rows = h.sym_size(0);
     if (const OptionalTensor stats = find_tensor(data, "stats"))
       mlp::add_backward_stats(*stats,
@@ -202,7 +204,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
           {plan13, offs, Role::kDy, need_of_dy(needs.x, needs.w13 || !needs.x)}, da, h, by_row);
     if (needs.weights) out[kWeights] = of_h.dweights;
     da.reset();
-    release_saved(h);
+    memory.release(h);
     if (needs.w2)
       out[kW2] = linear_wgrad(plan2, {.dy_t = dy_forms.colwise,
                                       .x_t = a.colwise,
@@ -215,7 +217,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       Quantized w13_t = take(saved, kSavedW13);
       Tensor dx = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
       of_h.dh.rowwise = {};
-      release_saved(w13_t.data);
+      memory.release(w13_t.data);
       dx = dx.to(dtype_of("x_dtype"));
       if (permutation.slot_of)
         dx =

@@ -1,6 +1,7 @@
 // What the nodes share.
 #pragma once
 
+#include <ATen/SavedTensorHooks.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -23,16 +24,28 @@ inline bool is_traced(const at::Tensor& tensor) {
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
 }
 
-// Gives the memory of a tensor that backward has used back before the node ends: the graph would
-// hold it until then. Only where nothing else can see it, so the graph and `saved` are its owners,
-// and where the graph will not be used again.
-inline void release_saved(at::Tensor& saved) {
-  const bool last = saved.defined() && !is_traced(saved) && saved.use_count() == 2 &&
-                    saved.has_storage() && saved.storage().use_count() == 1 &&
-                    !torch::autograd::get_current_graph_task_keep_graph();
-  if (last) saved.storage().unsafeGetStorageImpl()->reset();
-  saved.reset();
-}
+// Whether a graph may own what it saves now alone. Hooks may keep it, or hand out something else.
+inline bool saves_without_hooks() { return !at::SavedTensorDefaultHooks::get_hooks(); }
+
+// Gives the memory of tensors that backward has used back before the node ends: the graph would
+// hold them until then.
+class SavedMemory {
+ public:
+  // without_hooks: what saves_without_hooks() said when they were saved.
+  explicit SavedMemory(bool without_hooks)
+      : may_release_(without_hooks && !torch::autograd::get_current_graph_task_keep_graph()) {}
+
+  // Frees it where nothing else can see it: then the graph and `saved` are its owners.
+  void release(at::Tensor& saved) const {
+    if (may_release_ && saved.defined() && !is_traced(saved) && saved.use_count() == 2 &&
+        saved.has_storage() && saved.storage().use_count() == 1)
+      saved.storage().unsafeGetStorageImpl()->reset();
+    saved.reset();
+  }
+
+ private:
+  bool may_release_;
+};
 
 // The arguments of grouped_mm in the order of its schema, as options.
 inline GroupedMmOptions grouped_mm_options(const OptionalTensor& offs, std::string_view recipe,

@@ -16,23 +16,23 @@ struct SelectExperts : torch::autograd::Function<SelectExperts> {
                                const OptionalTensor& bias, int64_t k,
                                const SelectExpertsOptions& options) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto [ids, weights, counts] = ops::select_experts(logits, bias, k, options);
+    const auto [weights, ids, counts] = ops::select_experts(logits, bias, k, options);
     ctx->save_for_backward({logits, ids});
     ctx->mark_non_differentiable({ids, counts});
-    ctx->saved_data["score"] = std::string(options.score);
+    ctx->saved_data["sigmoid"] = options.sigmoid;
     ctx->saved_data["normalize"] = options.normalize;
     ctx->saved_data["scale"] = options.scale;
-    return {ids, weights, counts};
+    return {weights, ids, counts};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(4);
-    const Tensor& dweights = grads[1];
+    const Tensor& dweights = grads[0];
     if (!dweights.defined()) return out;
     const auto saved = saved_for_backward(ctx, "select_experts");
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto& data = ctx->saved_data;
-    out[0] = ops::select_experts_backward(dweights, saved[0], saved[1], data["score"].toStringRef(),
+    out[0] = ops::select_experts_backward(dweights, saved[0], saved[1], data["sigmoid"].toBool(),
                                           data["normalize"].toBool(), data["scale"].toDouble());
     return out;
   }
@@ -40,18 +40,18 @@ struct SelectExperts : torch::autograd::Function<SelectExperts> {
 
 std::tuple<Tensor, Tensor, Tensor> select_experts_autograd(const Tensor& logits,
                                                            const OptionalTensor& bias, int64_t k,
-                                                           std::string_view score, bool normalize,
+                                                           bool sigmoid, bool normalize,
                                                            double scale) {
-  const SelectExpertsOptions options{.score = score, .normalize = normalize, .scale = scale};
+  const SelectExpertsOptions options{.sigmoid = sigmoid, .normalize = normalize, .scale = scale};
   if (logits.scalar_type() != at::kDouble) {
     const auto out = SelectExperts::apply(logits, bias, k, options);
     return {out[0], out[1], out[2]};
   }
-  const auto [ids, weights, counts] = [&] {
+  const auto [weights, ids, counts] = [&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return ops::select_experts(logits, bias, k, options);
   }();
-  return {ids, composite_weights(logits, ids, parse_weighting(score, normalize, scale)), counts};
+  return {composite_weights(logits, ids, weighting_of(sigmoid, normalize, scale)), ids, counts};
 }
 
 }  // namespace

@@ -56,10 +56,11 @@ void RouterImpl::to(torch::Device device, bool non_blocking) {
 Routing RouterImpl::forward(const at::Tensor& x) {
   const at::Tensor logits = ops::gate_logits(x, gate->weight);
   const auto for_choice = bias.defined() ? std::optional(bias) : std::nullopt;
-  const auto [ids, weights, counts] = ops::select_experts(logits, for_choice, options_.top_k,
-                                                          {.score = moxie::name(options_.score),
-                                                           .normalize = options_.normalize,
-                                                           .scale = options_.scale});
+  const auto [weights, ids, counts] =
+      ops::select_experts(logits, for_choice, options_.top_k,
+                          {.sigmoid = options_.score == Score::kSigmoid,
+                           .normalize = options_.normalize,
+                           .scale = options_.scale});
   if (is_training()) ops::add_once_(load_, counts);
   return {ids, weights, loss_of(logits, counts)};
 }

@@ -122,12 +122,11 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
     if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype)) {
       const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
       const at::IntArrayRef all = kLeftTerms;
-      const Tensor terms = terms_of(dlogits, x_dtype && weight_is_split ? all : all.slice(0, 3));
-      if (x_dtype) grads.push_back(dx_of_bf16(terms, weight));
-      if (x) {
-        const Tensor three = terms.narrow(1, 0, kTerms * dlogits.size(1));
-        grads.push_back(dweight_of_bf16(three, *x).to(weight.scalar_type()));
-      }
+      // Not three columns of six: cuBLAS may add up operands of another stride in another order.
+      const Tensor three = terms_of(dlogits, all.slice(0, kTerms));
+      if (x_dtype)
+        grads.push_back(dx_of_bf16(weight_is_split ? terms_of(dlogits, all) : three, weight));
+      if (x) grads.push_back(dweight_of_bf16(three, *x).to(weight.scalar_type()));
       return grads;
     }
     const auto wide = dlogits.scalar_type();

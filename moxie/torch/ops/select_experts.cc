@@ -25,10 +25,9 @@ Tensor composite_scores(const Tensor& logits, Score score) {
 
 std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
                                                      const OptionalTensor& bias, int64_t k,
-                                                     std::string_view score, bool normalize,
-                                                     double scale) {
+                                                     bool sigmoid, bool normalize, double scale) {
   return with_op(kOp, [&] {
-    const Weighting how = parse_weighting(score, normalize, scale);
+    const Weighting how = weighting_of(sigmoid, normalize, scale);
     check_logits(logits);
     const c10::SymInt tokens = logits.sym_size(0), experts = logits.sym_size(1);
     TORCH_CHECK_VALUE(k >= 1 && k <= kMaxTopK && experts.sym_ge(k).expect_true(__FILE__, __LINE__),
@@ -38,8 +37,8 @@ std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
       check_shape({kOp, "bias", *bias}, {experts});
       check_device({kOp, "bias", *bias}, logits);
     }
-    const auto out = allocate({{"ids", at::kInt, {tokens, k}},
-                               {"weights", logits.scalar_type(), {tokens, k}},
+    const auto out = allocate({{"weights", logits.scalar_type(), {tokens, k}},
+                               {"ids", at::kInt, {tokens, k}},
                                {"counts", at::kLong, {experts}}},
                               logits);
     const auto results = std::tuple(out[0], out[1], out[2]);
@@ -48,9 +47,9 @@ std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
     if (logits.scalar_type() == at::kDouble) {
       const Tensor scores = composite_scores(logits, how.score);
       const Tensor ranked = dense((bias ? scores + *bias : scores).to(at::kFloat));
-      top_k({.scores = const_view<float>(ranked), .ids = view<int32_t>(out[0])}, scope.exec());
-      out[1].copy_(composite_weights(logits, out[0], how));
-      const Tensor flat = out[0].flatten().to(at::kLong);
+      top_k({.scores = const_view<float>(ranked), .ids = view<int32_t>(out[1])}, scope.exec());
+      out[0].copy_(composite_weights(logits, out[1], how));
+      const Tensor flat = out[1].flatten().to(at::kLong);
       out[2].zero_().scatter_add_(0, flat, at::ones_like(flat));
       return results;
     }
@@ -59,8 +58,8 @@ std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
     SelectArgs args{.logits = const_view<float>(from),
                     .bias = std::nullopt,
                     .weighting = how,
-                    .ids = view<int32_t>(out[0]),
-                    .weights = view<float>(out[1]),
+                    .ids = view<int32_t>(out[1]),
+                    .weights = view<float>(out[0]),
                     .counts = view<int64_t>(out[2])};
     if (f32_bias) args.bias = const_view<float>(*f32_bias);
     select(args, scope.exec());
@@ -69,9 +68,9 @@ std::tuple<Tensor, Tensor, Tensor> select_experts_op(const Tensor& logits,
 }
 
 Tensor select_experts_backward_op(const Tensor& dweights, const Tensor& logits, const Tensor& ids,
-                                  std::string_view score, bool normalize, double scale) {
+                                  bool sigmoid, bool normalize, double scale) {
   return with_op(kOp, [&] {
-    const Weighting how = parse_weighting(score, normalize, scale);
+    const Weighting how = weighting_of(sigmoid, normalize, scale);
     TORCH_CHECK_TYPE(logits.scalar_type() == at::kFloat && dweights.scalar_type() == at::kFloat,
                      kOp, ": logits and dweights must be torch.float32, got ",
                      dtype_name(logits.scalar_type()), " and ", dtype_name(dweights.scalar_type()));
@@ -102,12 +101,6 @@ void register_ops(torch::Library& m) {
 }
 
 }  // namespace
-
-Weighting parse_weighting(std::string_view score, bool normalize, double scale) {
-  for (const Score known : {Score::kSoftmax, Score::kSigmoid})
-    if (score == name(known)) return {.score = known, .normalize = normalize, .scale = scale};
-  TORCH_CHECK_VALUE(false, kOp, ": score must be one of softmax, sigmoid, got '", score, "'");
-}
 
 Tensor composite_weights(const Tensor& logits, const Tensor& ids, const Weighting& how) {
   Tensor weights = composite_scores(logits, how.score).gather(1, ids.to(at::kLong));

@@ -7,7 +7,10 @@
 
 namespace moxie::ops {
 
-Weighting parse_weighting(std::string_view score, bool normalize, double scale);
+inline Weighting weighting_of(bool sigmoid, bool normalize, double scale) {
+  return {
+      .score = sigmoid ? Score::kSigmoid : Score::kSoftmax, .normalize = normalize, .scale = scale};
+}
 
 // [T, k] of logits [T, E], made of differentiable ops.
 Tensor composite_weights(const Tensor& logits, const Tensor& ids, const Weighting& how);
