@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch._dynamo
 import torch._dynamo.testing
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 import moxie
@@ -125,6 +126,37 @@ def test_backward_twice_through_a_kept_graph_gives_the_same_bytes(device):
     assert_same_bytes(torch.autograd.grad(y, leaves, dy), first)
     with pytest.raises(RuntimeError, match="second time"):
         torch.autograd.grad(y, leaves, dy)
+
+
+class FailsAt(TorchDispatchMode):
+    """The n-th op raises, as where memory has run out."""
+
+    def __init__(self, n: int):
+        super().__init__()
+        self.left = n
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.left -= 1
+        if self.left == 0:
+            raise RuntimeError("no memory left")
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_backward_that_failed_midway_is_refused_the_second_time(device):
+    tensors, dy, route = problem_of(device)
+    leaves = [leaf.requires_grad_() for leaf in tensors]
+    expected = torch.autograd.grad(weighted(*leaves, route), leaves, dy)
+    refused = 0
+    for n in range(1, 9):
+        y = weighted(*leaves, route)
+        with pytest.raises(RuntimeError, match="no memory left"), FailsAt(n):
+            torch.autograd.grad(y, leaves, dy)
+        try:  # what failed before the node began can be tried again
+            assert_same_bytes(torch.autograd.grad(y, leaves, dy), expected)
+        except RuntimeError as error:
+            assert "expert_mlp: an earlier backward of this graph failed midway" in str(error)
+            refused += 1
+    assert refused > 0
 
 
 def test_what_a_hook_holds_is_not_given_back(device):

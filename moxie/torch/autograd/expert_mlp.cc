@@ -180,7 +180,12 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                       .w2 = ctx->needs_input_grad(kW2),
                       .weights = weights && ctx->needs_input_grad(kWeights)};
     if (!needs.any()) return out;
+    // An error below, such as no memory left, may come after tensors of the graph were freed.
+    TORCH_CHECK(data.find("began") == data.end(), kOp,
+                ": an earlier backward of this graph failed midway and freed what it had used; run "
+                "forward again");
     const SavedMemory memory(data["without_hooks"].toBool());
+    if (memory.may_release()) data["began"] = true;
 
     QuantizedForms dy_forms =
         quantize_permuted({plan2, offs, Role::kDy, need_of_dy(needs.da(), needs.w2)}, dy, of_dy);

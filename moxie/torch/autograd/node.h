@@ -35,6 +35,7 @@ class SavedMemory {
   explicit SavedMemory(bool without_hooks)
       : may_release_(without_hooks && !torch::autograd::get_current_graph_task_keep_graph()) {}
 
+  bool may_release() const { return may_release_; }
   // Frees it where nothing else can see it: then the graph and `saved` are its owners.
   void release(at::Tensor& saved) const {
     if (may_release_ && saved.defined() && !is_traced(saved) && saved.use_count() == 2 &&

@@ -58,7 +58,7 @@ Tensor stacked_terms(const Tensor& weight, at::IntArrayRef terms) {
 }
 
 Tensor logits_of_bf16(const Tensor& x, const Tensor& weight) {
-  if (weight.scalar_type() == at::kBFloat16) return at::mm(x, weight.t(), at::kFloat);
+  if (weight.scalar_type() == at::kBFloat16) return at::mm(x, aligned(weight).t(), at::kFloat);
   // Terms of the weight are more columns of one product: x is read once.
   const Tensor terms = stacked_terms(weight, {0, 1, 2});
   return at::mm(x, terms.t(), at::kFloat).view({x.size(0), kTerms, weight.size(0)}).sum(1);
@@ -92,7 +92,7 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
     const SymShape shape{x.sym_size(0), weight.sym_size(0)};
     if (x.is_meta()) return allocate({{"logits", dtype, shape}}, x)[0];
     const ProductScope scope(x);
-    if (on_tensor_cores(x, x.scalar_type())) return logits_of_bf16(x, weight);
+    if (on_tensor_cores(x, x.scalar_type())) return logits_of_bf16(aligned(x), weight);
     // The order of a CPU's sums depends on where a row is among the others. In f64 that is too
     // little to be seen in f32, so a token is routed alike wherever it stands.
     const auto wide = x.is_cpu() ? at::kDouble : dtype;
@@ -126,7 +126,7 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
       const Tensor three = terms_of(dlogits, all.slice(0, kTerms));
       if (x_dtype)
         grads.push_back(dx_of_bf16(weight_is_split ? terms_of(dlogits, all) : three, weight));
-      if (x) grads.push_back(dweight_of_bf16(three, *x).to(weight.scalar_type()));
+      if (x) grads.push_back(dweight_of_bf16(three, aligned(*x)).to(weight.scalar_type()));
       return grads;
     }
     const auto wide = dlogits.scalar_type();
