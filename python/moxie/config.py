@@ -1,11 +1,13 @@
 """Configs for `quantize_`, with torchao's names and fields. Each config stands for a `moxie.Recipe`.
 
-A config is immutable, compares by value and can be a key. `dataclasses.replace` changes a field.
+A config compares by value. Its fields may be assigned to, and are checked then as in the constructor: a value that is refused
+leaves the config as it was. Fields that are legal only together are changed by `dataclasses.replace`. A converted model keeps
+the config that it was converted with.
 """
 
 import dataclasses
 import enum
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -79,6 +81,23 @@ class MXLinearRecipeName(str, enum.Enum):
     MXFP8_RCEIL_128 = "mxfp8_rceil_128"
 
 
+class MXFP8Dim0CastKernelChoice(enum.Enum):
+    """torchao's choice of a quantizer. Accepted, and without effect: there is one quantizer, the fastest of the device."""
+
+    TRITON = "triton"
+    TORCH = "torch"
+
+
+class MXFP8Dim1CastKernelChoice(enum.Enum):
+    """The same for the transposed form."""
+
+    TRITON = "triton"
+    CUDA = "cuda"
+    TORCH = "torch"
+    CUTEDSL = "cutedsl"
+    FLYDSL = "flydsl"
+
+
 WeightCacheField = Literal[False, True, "kn"]
 
 # torchao's names of linear recipes that are not ours, and the recipe of each.
@@ -126,34 +145,52 @@ def _recipe_from(op: str, recipe: object, kinds: tuple[type[enum.Enum], ...]) ->
     return Recipe.from_name(text)
 
 
-@dataclasses.dataclass(frozen=True)
-class GroupedMMConfig:
+@dataclasses.dataclass(unsafe_hash=True)
+class _Config:
+    """What all configs share: an illegal combination is refused where it is made, not in the first forward."""
+
+    recipe_text: str = dataclasses.field(init=False, repr=False, compare=False)  # a graph can read text
+
+    def __post_init__(self):
+        self.__dict__["recipe_text"] = str(self.to_recipe())  # the last to be set: from here on assignments are checked
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if "recipe_text" not in self.__dict__:
+            self.__dict__[name] = value
+            return
+        fields = [field.name for field in dataclasses.fields(self) if field.init]
+        if name not in fields:
+            if name.endswith("cast_kernel_choice"):
+                return  # torchao's choice of a quantizer, which it assigns to configs that have no such field
+            raise AttributeError(f"{type(self).__name__}: there is no field {name!r}; there are {', '.join(fields)}")
+        changes: dict[str, Any] = {name: value}
+        self.__dict__.update(dataclasses.replace(self, **changes).__dict__)
+
+    def to_recipe(self) -> Recipe:
+        raise NotImplementedError
+
+
+@dataclasses.dataclass(unsafe_hash=True)
+class GroupedMMConfig(_Config):
     """The base of the configs for expert parameters; use one of its children.
 
     >>> isinstance(moxie.MXFP8GroupedMMConfig(), moxie.GroupedMMConfig)
     True
     """
 
-    recipe_text: str = dataclasses.field(init=False, repr=False, compare=False)  # a graph can read text
-
     def __post_init__(self):
         if type(self) is GroupedMMConfig:
             raise TypeError("GroupedMMConfig: use MXFP8GroupedMMConfig or FP8GroupedMMConfig")
-        # An illegal combination is refused here, not in the first forward.
-        object.__setattr__(self, "recipe_text", str(self.to_recipe()))
         if wants_cache(self) not in (False, True, "kn"):
             raise ValueError(f"{type(self).__name__}: weight_cache must be False, True or 'kn', got {wants_cache(self)!r}")
-
-    def to_recipe(self) -> Recipe:
-        raise NotImplementedError
+        super().__post_init__()
 
 
 def _block_recipe(op: str, config: "MXFP8GroupedMMConfig | MXLinearConfig") -> Recipe:
-    # Frozen, so set past the dataclass: strings and other libraries' enums become our members, and equal configs stay equal.
+    # Strings and other libraries' enums become our members, and equal configs stay equal.
     kernels = _member(op, "kernel_preference", KernelPreference, config.kernel_preference)
     rule = _member(op, "scale_calculation_mode", ScaleCalculationMode, config.scale_calculation_mode)
-    object.__setattr__(config, "kernel_preference", kernels)
-    object.__setattr__(config, "scale_calculation_mode", rule)
+    config.__dict__.update(kernel_preference=kernels, scale_calculation_mode=rule)
     if not isinstance(config.wgrad_with_hp, bool):
         raise TypeError(f"{op}: wgrad_with_hp must be True or False, got {config.wgrad_with_hp!r}")
     return Recipe(
@@ -181,7 +218,7 @@ def _block_fields(recipe: Recipe) -> dict:
     )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(unsafe_hash=True)
 class MXFP8GroupedMMConfig(GroupedMMConfig):
     """MXFP8 for the products of experts.
 
@@ -221,7 +258,7 @@ class MXFP8GroupedMMConfig(GroupedMMConfig):
         return _block_recipe("MXFP8GroupedMMConfig", self)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(unsafe_hash=True)
 class FP8GroupedMMConfig(GroupedMMConfig):
     """FP8 with one power-of-two scale per row, for the products of experts; any group sizes.
 
@@ -255,9 +292,11 @@ class FP8GroupedMMConfig(GroupedMMConfig):
         return Recipe("row", wgrad_with_hp=self.float8_linear_recipe != "rowwise", out=_out("FP8GroupedMMConfig", self.out_dtype))
 
 
-@dataclasses.dataclass(frozen=True)
-class MXLinearConfig:
+@dataclasses.dataclass(unsafe_hash=True)
+class MXLinearConfig(_Config):
     """MXFP8 for nn.Linear. `block_size` other than 32 is set with the blocks, as in `MXFP8GroupedMMConfig`.
+
+    torchao's choices of quantizers, `mxfp8_dim0_cast_kernel_choice` and `mxfp8_dim1_cast_kernel_choice`, are without effect.
 
     >>> config = moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CUBLAS_RCEIL)
     >>> config.scale_calculation_mode.name
@@ -269,6 +308,8 @@ class MXLinearConfig:
     elem_dtype_weight_override: torch.dtype | None = None
     elem_dtype_grad_output_override: torch.dtype | None = None
     kernel_preference: KernelPreference = KernelPreference.AUTO
+    mxfp8_dim0_cast_kernel_choice: MXFP8Dim0CastKernelChoice = MXFP8Dim0CastKernelChoice.TORCH
+    mxfp8_dim1_cast_kernel_choice: MXFP8Dim1CastKernelChoice = MXFP8Dim1CastKernelChoice.TORCH
     scale_calculation_mode: ScaleCalculationMode = ScaleCalculationMode.RCEIL
     out_dtype: torch.dtype | None = None
     wgrad_with_hp: bool = False
@@ -279,9 +320,12 @@ class MXLinearConfig:
     weight_cache: bool = False
 
     def __post_init__(self):
-        self.to_recipe()
         if self.weight_cache not in (False, True):
             raise ValueError(f"MXLinearConfig: weight_cache must be False or True, got {self.weight_cache!r}")
+        choices = (MXFP8Dim0CastKernelChoice, MXFP8Dim1CastKernelChoice)
+        for field, kind in zip(("mxfp8_dim0_cast_kernel_choice", "mxfp8_dim1_cast_kernel_choice"), choices):
+            self.__dict__[field] = _member("MXLinearConfig", field, kind, getattr(self, field))
+        super().__post_init__()
 
     @classmethod
     def from_recipe_name(cls, recipe_name: MXLinearRecipeName | str) -> "MXLinearConfig":

@@ -17,6 +17,7 @@ from moxie.gemm import WeightCache
 from moxie.linear import MXLinear
 from moxie.nn import GroupedExperts
 from moxie.report import Entry, Report, WarnUnused
+from moxie.torchao_objects import config_from_torchao
 
 # The linears of language models that are left alone unless asked for: the output head and the router, whose errors go straight
 # into the loss or the choice of experts, and the projections of keys and values, too small to gain.
@@ -102,7 +103,7 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
     """All targets of a model. A 2D parameter outside of a linear is a target only if `named` holds its name."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            own = type(module) not in (nn.Linear, MXLinear)
+            own = type(module) is not nn.Linear and not isinstance(module, MXLinear)
             yield Target(module, fqn, "weight", True, f"{type(module).__name__} may have a forward of its own" if own else "")
         elif isinstance(module, GroupedExperts):
             yield Target(module, fqn, "w13", False)
@@ -149,6 +150,7 @@ def quantize_(
         config = config if isinstance(config, FqnToConfig) else FqnToConfig(config.fqn_to_config)
         chosen = _choose_by_name(model, config)
     else:
+        config = config_from_torchao(config, _OP)
         recipe_of(config, _OP)
         if filter_fn is not None and not callable(filter_fn):
             raise TypeError(f"{_OP}: filter_fn must be a function of a module and its name, got {filter_fn!r}")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from moxie.config import AnyConfig, recipe_of, wants_cache
 from moxie.gemm import WeightCache, grouped_mm
+from moxie.torchao_objects import config_from_torchao
 
 
 class Conversion:
@@ -22,7 +23,8 @@ class Conversion:
 
     def __init__(self, name: str, config: AnyConfig):
         self.name = name
-        self.config = config
+        config = config_from_torchao(config, "quantize_")
+        self.config = copy.copy(config)  # the caller may assign to its own
         self.recipe = str(recipe_of(config))
         self.cache: WeightCache | None = None
         self.cache_is_transposed = wants_cache(config) == "kn"

@@ -5,6 +5,7 @@ import difflib
 import re
 
 from moxie.config import AnyConfig, recipe_of
+from moxie.torchao_objects import config_from_torchao
 
 DEFAULT = "_default"
 
@@ -47,6 +48,7 @@ class FqnToConfig:
                 except re.error as error:
                     raise ValueError(f"{op}: {key!r} is no regular expression: {error}") from None
             if config is not None:
+                self.fqn_to_config[key] = config = config_from_torchao(config, f"{op}: {key!r}")
                 recipe_of(config, f"{op}: {key!r}")
 
     def __hash__(self) -> int:

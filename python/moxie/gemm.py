@@ -55,7 +55,7 @@ def grouped_mm(
             "grouped_mm: x must be a tensor; what is quantized already is given as "
             "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"
         )
-    if isinstance(x, MX_TYPES):
+    if isinstance(x, MX_TYPES) or type(x).__name__ == "MXTensor":  # the second is torchao's
         from moxie import mx_tensor
 
         return mx_tensor.multiply(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)

@@ -1,5 +1,6 @@
 """MXLinear: nn.Linear whose three products are quantized."""
 
+import re
 import warnings
 from typing import cast
 
@@ -16,7 +17,7 @@ from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 def _without_ours(cls: type) -> type:
     """The class that torch makes for a parametrized MXLinear, derived from nn.Linear instead."""
     members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    return type(cls.__name__.replace("MXLinear", "Linear"), (nn.Linear,), members)
+    return type(re.sub("MX(FP8)?Linear", "Linear", cls.__name__), (nn.Linear,), members)
 
 
 class MXLinear(nn.Linear):
@@ -45,13 +46,13 @@ class MXLinear(nn.Linear):
     @classmethod
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
         """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid."""
-        if type(linear) not in (nn.Linear, cls):
+        if type(linear) is not nn.Linear and not isinstance(linear, MXLinear):
             raise TypeError(
                 f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
                 "may be one of its own"
             )
         conversion = Conversion(name, config)  # refuses what is no config before anything changes
-        linear.__class__ = cls
+        linear.__class__ = type(linear) if isinstance(linear, cls) else cls
         converted = cast(MXLinear, linear)
         converted._convert(conversion.config, name)
         return converted

@@ -5,13 +5,13 @@ from collections.abc import Callable
 
 import torch
 
-from moxie.mx_tensor import _BLOCKS, _OP, MXTensor
+from moxie.mx_tensor import _OP, _ROWS_COLS, MXTensor, transpose
 
 _aten = torch.ops.aten
 
 
 def _like(mx: MXTensor, qdata, scale) -> MXTensor:
-    return MXTensor(qdata, scale, mx.dtype, mx.block)
+    return MXTensor(qdata, scale, mx.dtype, mx.block, mx.kernel_preference)
 
 
 def _on_bytes(scale, function):
@@ -36,15 +36,15 @@ def _to_copy(func, mx, *, dtype=None, layout=None, device=None, pin_memory=None,
 
 def _view(func, mx, size):
     qdata = mx.qdata.view(size)
-    rows = _BLOCKS[mx.block][0]
-    keeps = qdata.dim() >= 2 and qdata.shape[-1] == mx.shape[-1] and (rows == 1 or qdata.shape[-2] == mx.shape[-2])
+    rows = _ROWS_COLS[mx.block][0]
+    keeps = qdata.dim() >= 1 + (rows != 1) and qdata.shape[-1] == mx.shape[-1] and (rows == 1 or qdata.shape[-2] == mx.shape[-2])
     if not keeps:
         raise ValueError(
             f"MXTensor: view must keep the columns{'' if rows == 1 else ' and rows'} of {tuple(mx.shape)}, which "
             f"blocks of {mx.block} scale together, got {tuple(qdata.shape)}"
         )
-    scale_rows = (mx.scale.shape[-2],) if rows != 1 else (qdata.shape[-2],)
-    return _like(mx, qdata, mx.scale.view(*qdata.shape[:-2], *scale_rows, mx.scale.shape[-1]))
+    above = qdata.shape[:-1] if rows == 1 else (*qdata.shape[:-2], mx.scale.shape[-2])
+    return _like(mx, qdata, mx.scale.view(*above, mx.scale.shape[-1]))
 
 
 def _slice(func, mx, dim=0, start=None, end=None, step=1):
@@ -52,7 +52,7 @@ def _slice(func, mx, dim=0, start=None, end=None, step=1):
     size = mx.shape[dim]
     start = 0 if start is None else max(start + size, 0) if start < 0 else min(start, size)
     end = size if end is None else max(end + size, 0) if end < 0 else min(end, size)
-    block = _BLOCKS[mx.block][dim - (mx.dim() - 2)] if dim >= mx.dim() - 2 else 1
+    block = _ROWS_COLS[mx.block][dim - (mx.dim() - 2)] if dim >= mx.dim() - 2 else 1
     whole = step == 1 or block == 1
     if not whole or start % block != 0 or (end % block != 0 and end != size):
         raise ValueError(
@@ -70,16 +70,39 @@ def _split(func, mx, sizes, dim=0):
 
 
 def _on_leading(func, mx, dim, *args):
-    """An op on one of the leading dims, which blocks do not extend over."""
+    """An op on one of the leading dims, which blocks do not extend over: rows too, where blocks are one row tall."""
     inserts = func is _aten.unsqueeze.default
-    leading = mx.dim() - 2 + inserts
+    leading = mx.dim() - (1 if _ROWS_COLS[mx.block][0] == 1 else 2) + inserts
     dim = dim + mx.dim() + inserts if dim < 0 else dim
     if dim >= leading:
         raise NotImplementedError(
-            f"{_OP}: {func} is defined on the dims before rows and columns alone, got {dim} of "
+            f"{_OP}: {func} is defined on the dims before those that blocks of {mx.block} extend over, got {dim} of "
             f"{tuple(mx.shape)}; call dequantize() first"
         )
     return _like(mx, func(mx.qdata, dim, *args), func(mx.scale, dim, *args))
+
+
+def _t(func, mx):
+    return transpose(mx)
+
+
+def _pin_memory(func, mx, device=None):
+    return _like(mx, mx.qdata.pin_memory(), _on_bytes(mx.scale, torch.Tensor.pin_memory))
+
+
+def _copy_(func, to, source, non_blocking=False):
+    if not isinstance(to, MXTensor):
+        raise NotImplementedError(f"{_OP}: copy_ into a plain tensor is not defined; copy mx.dequantize()")
+    if not isinstance(source, MXTensor):
+        raise NotImplementedError(
+            f"{_OP}: copy_ takes an MXTensor; quantize what is copied: MXTensor.to_mx(x, block={to.block!r})"
+        )
+    kinds = [(tuple(mx.shape), mx.dtype, mx.block) for mx in (to, source)]
+    if kinds[0] != kinds[1]:
+        raise ValueError(f"{_OP}: copy_ keeps shape, dtype and block, {kinds[0]}, got {kinds[1]}; quantize what is copied alike")
+    to.qdata.copy_(source.qdata, non_blocking)
+    to.scale.view(torch.uint8).copy_(source.scale.view(torch.uint8), non_blocking)
+    return to
 
 
 def _grouped_mm(func, x, *args, **kwargs):
@@ -104,5 +127,8 @@ IMPLEMENTATIONS: dict[Callable, Callable] = {
     _aten.split.Tensor: _split,
     _aten.split_with_sizes.default: _split,
     _aten.is_pinned.default: _unchanged,
+    _aten.t.default: _t,
+    _aten._pin_memory.default: _pin_memory,
+    _aten.copy_.default: _copy_,
     torch.ops.moxie.grouped_mm.mx: _grouped_mm,
 }

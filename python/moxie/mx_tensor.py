@@ -13,19 +13,46 @@ from torch._dynamo import allow_in_graph
 from moxie import gemm
 from moxie.mx_load import rebuild
 from moxie.ops import Block, Rule, dequantize_rowwise, quantize_rowwise
+from moxie.torchao_objects import parts_from_torchao
 
 _OP = "MXTensor"
 _BLOCKS = {"1x32": (1, 32), "32x32": (32, 32), "1x128": (1, 128), "128x32": (128, 32), "128x128": (128, 128)}
+# The blocks of a transposed MXTensor, which only t() makes.
+_TRANSPOSED = {"32x1": "1x32", "32x32": "32x32", "128x1": "1x128", "32x128": "128x32", "128x128": "128x128"}
+_ROWS_COLS = _BLOCKS | {block: _BLOCKS[of][::-1] for block, of in _TRANSPOSED.items()}
 _DTYPES = (torch.bfloat16, torch.float32)
 
 
 def _shape_of_scale(shape: torch.Size, block: str) -> tuple[int, ...]:
-    rows, cols = _BLOCKS[block]
-    return (*shape[:-2], -(-shape[-2] // rows), -(-shape[-1] // cols))
+    rows, cols = _ROWS_COLS[block]
+    above = () if len(shape) == 1 else (*shape[:-2], -(-shape[-2] // rows))
+    return (*above, -(-shape[-1] // cols))
+
+
+def _block_of(block_size: int | None, block: str) -> str:
+    """`block_size` is torchao's way to say the block."""
+    if block_size is None:
+        return block
+    if block_size not in (32, 128):
+        raise ValueError(
+            f"{_OP}: block_size must be 32, the block of the MX format, or 128 (four of those that share a scale), got "
+            f"{block_size}; values in other blocks are given as plain tensors: quantize and dequantize them with torchao"
+        )
+    return f"1x{block_size}"
+
+
+def _check_torchao(act_quant_kwargs: object, is_swizzled_scales: bool, plain: str) -> None:
+    if act_quant_kwargs is not None:
+        raise ValueError(
+            f"{_OP}: act_quant_kwargs must be None: how activations are quantized is for the recipe of the product to say, "
+            f"got {act_quant_kwargs!r}"
+        )
+    if is_swizzled_scales:
+        raise ValueError(f"{_OP}: scales must be plain, got is_swizzled_scales=True; {plain}")
 
 
 def _check(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) -> None:
-    if block not in _BLOCKS:
+    if block not in _ROWS_COLS:
         raise ValueError(f"{_OP}: block must be one of {', '.join(_BLOCKS)}, got {block!r}")
     if qdata.dtype != torch.float8_e4m3fn:
         raise TypeError(f"{_OP}: qdata must be torch.float8_e4m3fn, got {qdata.dtype}")
@@ -34,8 +61,9 @@ def _check(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) ->
         raise TypeError(f"{_OP}: scales must be torch.float8_e8m0fnu, got {scale.dtype}{hint}")
     if orig_dtype not in _DTYPES:
         raise TypeError(f"{_OP}: orig_dtype must be torch.bfloat16 or torch.float32, got {orig_dtype}")
-    if qdata.dim() < 2:
-        raise ValueError(f"{_OP}: qdata must have at least 2 dims, got {qdata.dim()}")
+    least = 1 if _ROWS_COLS[block][0] == 1 else 2
+    if qdata.dim() < least:
+        raise ValueError(f"{_OP}: qdata in blocks of {block} must have at least {least} dims, got {qdata.dim()}")
     expected = _shape_of_scale(qdata.shape, block)
     if tuple(scale.shape) != expected:
         larger = scale.numel() > torch.Size(expected).numel()
@@ -65,15 +93,22 @@ class MXTensor(Tensor):
     qdata: Tensor
     scale: Tensor
     block: str
+    kernel_preference: Any  # torchao's; kept for its users, and without effect: the recipe of a product says which kernels
+    act_quant_kwargs = None
+    is_swizzled_scales = False
 
     @staticmethod
-    def __new__(cls, qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str = "1x32"):
-        return Tensor._make_wrapper_subclass(
+    def __new__(cls, qdata: Tensor, scale: Tensor, *args: Any, **kwargs: Any):
+        """MXTensor(qdata, scale, orig_dtype, block="1x32", kernel_preference=None), or torchao's MXTensor(qdata, scale,
+        elem_dtype, block_size, orig_dtype, kernel_preference, act_quant_kwargs, is_swizzled_scales)."""
+        is_torchao = "elem_dtype" in kwargs or (bool(args) and args[0] not in _DTYPES)
+        read = _read_torchao if is_torchao else _read_ours
+        orig_dtype, block, preference = read(qdata, scale, *args, **kwargs)
+        mx = Tensor._make_wrapper_subclass(
             cls, qdata.shape, strides=qdata.stride(), dtype=orig_dtype, device=qdata.device, requires_grad=False
         )
-
-    def __init__(self, qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str = "1x32"):
-        self.qdata, self.scale, self.block = qdata, scale, block
+        mx.qdata, mx.scale, mx.block, mx.kernel_preference = qdata, scale, block, preference
+        return mx
 
     @staticmethod
     def from_qdata_and_scales(
@@ -83,17 +118,20 @@ class MXTensor(Tensor):
         *,
         block: Block = "1x32",
         block_size: int | None = None,
+        kernel_preference: Any = None,
+        act_quant_kwargs: None = None,
         is_swizzled_scales: bool = False,
     ) -> "MXTensor":
         """Wraps quantized elements and their scales. `block_size` is torchao's way to give the block: 32 is 1x32, 128 is 1x128.
+
+        `kernel_preference` is kept as an attribute; the recipe of a product says which kernels it takes.
 
         >>> qdata, scale = moxie.quantize_rowwise(torch.randn(64, 96))
         >>> moxie.MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16).shape
         torch.Size([64, 96])
         """
-        if is_swizzled_scales:
-            raise ValueError(f"{_OP}: scales must be plain; moxie.unswizzle_scale(scales, rows, cols) makes them so")
-        return _wrap(qdata, scales, orig_dtype, block if block_size is None else f"1x{block_size}")
+        _check_torchao(act_quant_kwargs, is_swizzled_scales, "moxie.unswizzle_scale(scales, rows, cols) makes them so")
+        return _wrap(qdata, scales, orig_dtype, _block_of(block_size, block), kernel_preference)
 
     @staticmethod
     def to_mx(
@@ -101,6 +139,10 @@ class MXTensor(Tensor):
         elem_dtype: torch.dtype = torch.float8_e4m3fn,
         block_size: int | None = None,
         scaling_mode: Any = None,
+        kernel_preference: Any = None,
+        act_quant_kwargs: None = None,
+        is_swizzled_scales: bool = False,
+        mxfp8_dim0_cast_kernel_choice: Any = None,
         *,
         block: Block = "1x32",
         rule: Rule = "rceil",
@@ -108,11 +150,13 @@ class MXTensor(Tensor):
         """Quantizes x. Differentiable: the gradient passes through unchanged.
 
         `block_size` and `scaling_mode` are torchao's ways to give `block` and `rule`. Elements are always e4m3.
+        `kernel_preference` is kept as an attribute; torchao's choice of a quantizer is without effect.
         """
         if elem_dtype != torch.float8_e4m3fn:
-            raise TypeError(f"{_OP}: elem_dtype must be torch.float8_e4m3fn, got {elem_dtype}")
+            raise TypeError(f"{_OP}: elem_dtype must be torch.float8_e4m3fn, got {elem_dtype}; Moxie has no other")
+        _check_torchao(act_quant_kwargs, is_swizzled_scales, "moxie.swizzle_scale(mx.scale) makes swizzled ones of them")
         mode = getattr(scaling_mode, "value", scaling_mode)
-        return _to_mx(x, block if block_size is None else f"1x{block_size}", rule if mode is None else mode)
+        return _to_mx(x, _block_of(block_size, block), rule if mode is None else mode, kernel_preference)
 
     def dequantize(self, output_dtype: torch.dtype | None = None) -> Tensor:
         """Returns a plain tensor, by default of `orig_dtype`. Differentiable."""
@@ -122,6 +166,17 @@ class MXTensor(Tensor):
     def orig_dtype(self) -> torch.dtype:
         return self.dtype
 
+    @property
+    def elem_dtype(self) -> torch.dtype:
+        return self.qdata.dtype
+
+    @property
+    def block_size(self) -> int:
+        """The elements that share a scale, in blocks of one row (of one column after `t()`). Others have no one size."""
+        if 1 not in _ROWS_COLS[self.block]:
+            raise AttributeError(f"{_OP}: blocks of {self.block} have no block_size; `block` is their shape")
+        return max(_ROWS_COLS[self.block])
+
     def __repr__(self, *, tensor_contents=None) -> str:  # type: ignore[override]
         return (
             f"MXTensor(shape={tuple(self.shape)}, dtype={self.dtype}, block={self.block}, device={self.device}, "
@@ -129,7 +184,7 @@ class MXTensor(Tensor):
         )
 
     def __tensor_flatten__(self):
-        return ["qdata", "scale"], (self.dtype, self.block)
+        return ["qdata", "scale"], (self.dtype, self.block, self.kernel_preference)
 
     @staticmethod
     def __tensor_unflatten__(inner: dict[str, Tensor], context: Any, outer_size, outer_stride) -> "MXTensor":
@@ -165,6 +220,42 @@ class MXTensor(Tensor):
         return implementation(func, *args, **(kwargs or {}))
 
 
+def _read_ours(
+    qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str = "1x32", kernel_preference: Any = None
+) -> tuple[torch.dtype, str, Any]:
+    return orig_dtype, block, kernel_preference
+
+
+def _read_torchao(
+    qdata: Tensor,
+    scale: Tensor,
+    elem_dtype: torch.dtype,
+    block_size: int,
+    orig_dtype: torch.dtype,
+    kernel_preference: Any = None,
+    act_quant_kwargs: None = None,
+    is_swizzled_scales: bool = False,
+) -> tuple[torch.dtype, str, Any]:
+    if elem_dtype != qdata.dtype:
+        raise TypeError(f"{_OP}: elem_dtype must be the dtype of qdata, {qdata.dtype}, got {elem_dtype}")
+    _check_torchao(act_quant_kwargs, is_swizzled_scales, "moxie.unswizzle_scale(scale, rows, cols) makes them so")
+    block = _block_of(block_size, "")
+    _check(qdata, scale, orig_dtype, block)
+    return orig_dtype, block, kernel_preference
+
+
+def is_transposed(mx: MXTensor) -> bool:
+    return mx.block not in _BLOCKS
+
+
+def transpose(mx: MXTensor) -> MXTensor:
+    """A matrix with rows and columns exchanged; nothing moves."""
+    if mx.dim() != 2:
+        raise NotImplementedError(f"{_OP}: t() is defined on matrices alone, got {tuple(mx.shape)}; call dequantize() first")
+    rows, cols = _ROWS_COLS[mx.block]
+    return MXTensor(mx.qdata.t(), mx.scale.t(), mx.dtype, f"{cols}x{rows}", mx.kernel_preference)
+
+
 def as_matrix(mx: MXTensor) -> tuple[Tensor, Tensor]:
     """qdata and scale as matrices, or as stacks of them. Leading dims may be joined where blocks are one row tall."""
     if mx.dim() == 2 or mx.dim() == 3:
@@ -174,20 +265,33 @@ def as_matrix(mx: MXTensor) -> tuple[Tensor, Tensor]:
 
 class _ToMX(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, block, rule):
+    def forward(ctx, x, block, rule, kernel_preference):
         matrix = x if x.dim() in (2, 3) else x.reshape(-1, x.shape[-1])
         qdata, scale = quantize_rowwise(matrix, block=block, rule=rule)
-        return MXTensor(qdata.view(x.shape), scale.view(_shape_of_scale(x.shape, block)), x.dtype, block)
+        scale = scale.view(_shape_of_scale(x.shape, block))
+        return MXTensor(qdata.view(x.shape), scale, x.dtype, block, kernel_preference)
 
     @staticmethod
     def backward(ctx, dy):
-        return dy, None, None
+        return dy, None, None, None
+
+
+class _WithGradientTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, qdata, scale, block):
+        return MXTensor(qdata, scale, x.dtype, block)
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None, None, None
 
 
 class _Dequantize(torch.autograd.Function):
     @staticmethod
     def forward(ctx, mx, dtype):
         ctx.dtype = mx.dtype
+        if is_transposed(mx):
+            return _Dequantize.apply(transpose(mx), dtype).t()
         return dequantize_rowwise(*as_matrix(mx), block=mx.block, dtype=dtype).view(mx.shape)
 
     @staticmethod
@@ -199,21 +303,27 @@ class _Dequantize(torch.autograd.Function):
 
 
 @allow_in_graph
-def _wrap(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) -> MXTensor:
+def _wrap(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str, kernel_preference: Any) -> MXTensor:
     _check(qdata, scale, orig_dtype, block)
-    return MXTensor(qdata, scale, orig_dtype, block)
+    return MXTensor(qdata, scale, orig_dtype, block, kernel_preference)
 
 
 @allow_in_graph
-def _to_mx(x: Tensor, block: str, rule: str) -> MXTensor:
-    if block not in _BLOCKS or x.dim() < 2 or (x.dim() > 3 and _BLOCKS[block][0] != 1):
+def _to_mx(x: Tensor, block: str, rule: str, kernel_preference: Any) -> MXTensor:
+    if block not in _BLOCKS or x.dim() == 0 or (x.dim() not in (2, 3) and _BLOCKS[block][0] != 1):
         raise ValueError(
-            f"{_OP}: to_mx takes [..., rows, cols] in blocks one row tall, or [rows, cols] and [G, N, K] in any of "
+            f"{_OP}: to_mx takes [..., cols] in blocks one row tall, or [rows, cols] and [G, N, K] in any of "
             f"{', '.join(_BLOCKS)}, got {tuple(x.shape)} and {block!r}"
         )
     if x.dtype not in _DTYPES:
         raise TypeError(f"{_OP}: x must be torch.bfloat16 or torch.float32, got {x.dtype}")
-    return _ToMX.apply(x, block, rule)
+    return _ToMX.apply(x, block, rule, kernel_preference)
+
+
+@allow_in_graph
+def with_gradient_to(x: Tensor, mx: MXTensor) -> MXTensor:
+    """mx, with its gradient passed on to x, which it is the quantized form of."""
+    return _WithGradientTo.apply(x, mx.qdata, mx.scale, mx.block)
 
 
 @allow_in_graph
@@ -235,7 +345,15 @@ def multiply(
     quantized_w: Sequence[Tensor] | None,
     main_grad: Tensor | None,
 ) -> Tensor:
-    """grouped_mm of an MXTensor. The op takes x for autograd, and qdata and scale for their values."""
+    """grouped_mm of an MXTensor, ours or torchao's. The op takes x for autograd, and qdata and scale for their values."""
+    if not isinstance(x, MXTensor):
+        qdata, scale, orig_dtype, block_size = parts_from_torchao(x, "grouped_mm")
+        x = _wrap(qdata, scale, orig_dtype, _block_of(block_size, ""), None)
+    if is_transposed(x):
+        raise ValueError(
+            f"grouped_mm: x must be quantized along its columns, which are contracted, got a transposed MXTensor in blocks of "
+            f"{x.block}; give x.t(), or quantize x.dequantize() along the other dim"
+        )
     return torch.ops.moxie.grouped_mm.mx(
         x,
         x.qdata,

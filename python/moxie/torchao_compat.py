@@ -14,6 +14,8 @@ from moxie.config import (
     FP8GroupedMMRecipe,
     GroupedMMConfig,
     KernelPreference,
+    MXFP8Dim0CastKernelChoice,
+    MXFP8Dim1CastKernelChoice,
     MXFP8GroupedMMConfig,
     MXFP8GroupedMMRecipe,
     MXLinearConfig,
@@ -24,7 +26,9 @@ from moxie.convert import quantize_, targets_of, unquantize_
 from moxie.fqn import FqnToConfig
 from moxie.gemm import grouped_mm
 from moxie.linear import MXLinear
-from moxie.mx_tensor import MXTensor
+from moxie.mx_tensor import MXTensor, with_gradient_to
+from moxie.torchao_linear import MXFP8Linear
+from moxie.torchao_objects import config_from_torchao
 
 # Later names of the same configs.
 TrainingOpBaseConfig = GroupedMMConfig
@@ -32,7 +36,6 @@ MXFP8TrainingOpConfig = MXFP8GroupedMMConfig
 Float8TrainingOpConfig = FP8GroupedMMConfig
 MXFP8TrainingRecipe = MXFP8GroupedMMRecipe
 Float8TrainingRecipe = FP8GroupedMMRecipe
-MXFP8Linear = MXLinear
 
 __all__ = [
     "FP8GroupedMMConfig",
@@ -42,6 +45,8 @@ __all__ = [
     "FqnToConfig",
     "GroupedMMConfig",
     "KernelPreference",
+    "MXFP8Dim0CastKernelChoice",
+    "MXFP8Dim1CastKernelChoice",
     "MXFP8GroupedMMConfig",
     "MXFP8GroupedMMRecipe",
     "MXFP8Linear",
@@ -58,6 +63,7 @@ __all__ = [
     "_to_mxfp8_then_scaled_grouped_mm",
     "generate_jagged_offs",
     "quantize_",
+    "to_mx",
     "unquantize_",
 ]
 
@@ -75,14 +81,17 @@ def _to_mxfp8_then_scaled_grouped_mm(
     *,
     prequantized_A: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
-    """Multiplies A [M, K] by B_t [G, K, N], group by group. An MXTensor A is not quantized again."""
-    if prequantized_A is not None:
-        raise TypeError(
-            "_to_mxfp8_then_scaled_grouped_mm: prequantized_A is not taken; give as A "
-            "MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"
-        )
+    """Multiplies A [M, K] by B_t [G, K, N], group by group. An MXTensor A, ours or torchao's, is not quantized again.
+
+    `prequantized_A` is A in blocks of 1x32: qdata, and the scales as e8m0 or as their bytes. It is multiplied in place of A, in
+    wgrad too; A itself only gets the gradient. `bias` is [N], [G, N] for one per group, or [M, N] for one per
+    row; where M is G, per row.
+    """
+    op = "_to_mxfp8_then_scaled_grouped_mm"
     recipe = _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode)
-    return _multiply("_to_mxfp8_then_scaled_grouped_mm", A, B_t, recipe, offs, bias)
+    if prequantized_A is not None:
+        A = _prequantized(op, A, prequantized_A)
+    return _multiply(op, A, B_t, recipe, offs, bias)
 
 
 def _to_fp8_rowwise_then_scaled_grouped_mm(
@@ -104,15 +113,33 @@ def _quantize_then_scaled_grouped_mm(
     bias: Tensor | None = None,
 ) -> Tensor:
     op = "_quantize_then_scaled_grouped_mm"
-    if not isinstance(config, GroupedMMConfig):
-        raise TypeError(f"{op}: config must be an MXFP8GroupedMMConfig or FP8GroupedMMConfig, got {type(config).__name__}")
-    return _multiply(op, A, B_t, config.recipe_text, offs, bias)
+    ours = config_from_torchao(config, op)
+    if not isinstance(ours, GroupedMMConfig):
+        raise TypeError(f"{op}: config must be an MXFP8GroupedMMConfig or FP8GroupedMMConfig, got {type(ours).__name__}")
+    return _multiply(op, A, B_t, ours.recipe_text, offs, bias)
 
 
 def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Tensor | None, bias: Tensor | None) -> Tensor:
     if B_t.dim() != 3:
         raise ValueError(f"{op}: B_t must be [G, K, N], got {tuple(B_t.shape)}")
-    return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=recipe, bias=bias)
+    w = B_t.transpose(-2, -1)
+    if bias is not None and tuple(bias.shape) in ((1, w.shape[1]), (A.shape[0], w.shape[1])):  # one for all rows, or one per row
+        y = grouped_mm(A, w, offs, recipe=recipe)
+        return y + bias.to(y.dtype)
+    return grouped_mm(A, w, offs, recipe=recipe, bias=bias)
+
+
+def _prequantized(op: str, A: Tensor, parts: tuple[Tensor, Tensor]) -> MXTensor:
+    """An MXTensor of the parts that passes its gradient on to A."""
+    if isinstance(A, MXTensor) or not isinstance(parts, (tuple, list)) or len(parts) != 2:
+        raise TypeError(f"{op}: prequantized_A must be (qdata, scale) of A, a plain tensor; an MXTensor is given as A itself")
+    qdata, scale = parts
+    if tuple(qdata.shape) != tuple(A.shape):
+        raise ValueError(
+            f"{op}: the qdata of prequantized_A must have the shape of A, {tuple(A.shape)}, got {tuple(qdata.shape)}"
+        )
+    scale = scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
+    return with_gradient_to(A, MXTensor.from_qdata_and_scales(qdata, scale, A.dtype))
 
 
 # Depends on constants only, so torch.compile need not trace it.
@@ -131,6 +158,18 @@ def _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation
 @torch.compiler.assume_constant_result
 def _fp8_recipe(float8_dtype, out_dtype) -> str:
     return FP8GroupedMMConfig(float8_dtype, out_dtype).recipe_text
+
+
+def to_mx(
+    data_hp: Tensor,
+    elem_dtype: torch.dtype,
+    block_size: int,
+    scaling_mode: ScaleCalculationMode = ScaleCalculationMode.FLOOR,
+    is_swizzled_scales: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """The scales and then the elements of `MXTensor.to_mx`, in torchao's order and with its default rule."""
+    mx = MXTensor.to_mx(data_hp.detach(), elem_dtype, block_size, scaling_mode, is_swizzled_scales=is_swizzled_scales)
+    return mx.scale, mx.qdata
 
 
 def generate_jagged_offs(

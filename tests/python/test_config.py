@@ -1,6 +1,7 @@
 """Configs and recipes by the names people know: each is a moxie.Recipe."""
 
-import dataclasses
+import copy
+import pickle
 
 import pytest
 import torch
@@ -70,10 +71,62 @@ def test_padding_is_accepted_and_changes_nothing():
     ),
     ids=("mx", "fp8", "linear", "fqn"),
 )
-def test_configs_compare_by_value_are_keys_and_do_not_change(make):
+def test_configs_compare_by_value_and_are_keys(make):
     assert make() == make() and hash(make()) == hash(make()) and {make(): 1}[make()] == 1
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        make().weight_cache = True
+    assert copy.copy(make()) == copy.deepcopy(make()) == pickle.loads(pickle.dumps(make())) == make()
+
+
+@pytest.mark.parametrize(
+    "kind, field, value",
+    (
+        (MX, "kernel_preference", "emulated"),
+        (MX, "out_dtype", torch.float32),
+        (MX, "wgrad_with_hp", True),
+        (MX, "scale_calculation_mode", moxie.ScaleCalculationMode.FLOOR),
+        (MX, "pad_token_groups_for_grouped_mm", True),
+        (MX, "weight_cache", "kn"),
+        (FP8, "float8_linear_recipe", "rowwise_with_gw_hp"),
+        (FP8, "out_dtype", torch.bfloat16),
+        (LINEAR, "kernel_preference", moxie.KernelPreference.EMULATED),
+        (LINEAR, "mxfp8_dim1_cast_kernel_choice", "cuda"),
+        (LINEAR, "scale_calculation_mode", "even"),
+    ),
+)
+def test_a_field_assigned_to_is_that_of_a_config_made_with_it(kind, field, value):
+    config = kind()
+    setattr(config, field, value)
+    made = kind(**{field: value})
+    assert config == made and hash(config) == hash(made) and config.to_recipe() == made.to_recipe()
+    assert config.recipe_text == made.recipe_text and getattr(config, field) == getattr(made, field)
+
+
+@pytest.mark.parametrize(
+    "kind, field, value, words",
+    (
+        (MX, "kernel_preference", "cutlass", "kernel_preference must be one of KernelPreference.AUTO"),
+        (MX, "wgrad_with_hp", "yes", "wgrad_with_hp must be True or False, got 'yes'"),
+        (MX, "weights", "7x7", "7x7"),
+        (MX, "weight_cache", "nk", "weight_cache must be False, True or 'kn', got 'nk'"),
+        (MX, "wgrad_hp", True, "MXFP8GroupedMMConfig: there is no field 'wgrad_hp'; there are kernel_preference, out_dtype"),
+        (MX, "recipe_text", "bf16", "there is no field 'recipe_text'"),
+        (FP8, "float8_dtype", torch.float8_e5m2, "float8_dtype must be torch.float8_e4m3fn"),
+        (LINEAR, "block_size", 16, "block_size must be 32; larger blocks are activations="),
+        (LINEAR, "mxfp8_dim0_cast_kernel_choice", "cuda", "must be one of MXFP8Dim0CastKernelChoice.TRITON"),
+    ),
+)
+def test_an_assignment_that_is_refused_leaves_the_config_as_it_was(kind, field, value, words):
+    config = kind()
+    with pytest.raises((ValueError, TypeError, AttributeError)) as error:
+        setattr(config, field, value)
+    assert words in str(error.value) and config == kind() and config.recipe_text == kind().recipe_text
+
+
+def test_a_converted_model_keeps_the_config_that_it_was_converted_with():
+    config = LINEAR()
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    moxie.quantize_(model, config)
+    config.scale_calculation_mode = "floor"
+    assert model[0].config == LINEAR() and moxie.Recipe.from_name(model[0].conversion.recipe).rule == "rceil"
 
 
 def test_different_configs_differ():

@@ -161,9 +161,9 @@ CASES = {
     # Tensors that are quantized already.
     "a tuple for an MXTensor": (lambda: moxie.grouped_mm((QDATA, SCALE), W, OFFS), TypeError,
                                 "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"),
-    "a tuple as the first documents had it": (
-        lambda: _to_mxfp8_then_scaled_grouped_mm(X, W.mT, OFFS, prequantized_A=(QDATA, SCALE)), TypeError,
-        "prequantized_A is not taken; give as A MXTensor.from_qdata_and_scales"),
+    "a tuple for an MXTensor beside another": (
+        lambda: _to_mxfp8_then_scaled_grouped_mm(mx(), W.mT, OFFS, prequantized_A=(QDATA, SCALE)), TypeError,
+        "prequantized_A must be (qdata, scale) of A, a plain tensor; an MXTensor is given as A itself"),
     "bytes for scales": (lambda: mx(scale=SCALE.view(torch.uint8)), TypeError,
                          "scales must be torch.float8_e8m0fnu, got torch.uint8; bytes become scales with scale.view("),
     "bytes for elements": (lambda: mx(QDATA.view(torch.uint8)), TypeError, "qdata must be torch.float8_e4m3fn, got torch.uint8"),
@@ -172,10 +172,12 @@ CASES = {
     "swizzled scales": (lambda: mx(scale=moxie.swizzle_scale(SCALE)), ValueError, "swizzled scales become plain ones with"),
     "swizzled scales by flag": (lambda: mx(is_swizzled_scales=True), ValueError, "moxie.unswizzle_scale(scales, rows, cols)"),
     "an integer dtype": (lambda: mx(dtype=torch.int32), TypeError, "orig_dtype must be torch.bfloat16 or torch.float32"),
-    "an unknown block": (lambda: mx(block_size=64), ValueError, "block must be one of 1x32, 32x32"),
+    "an unknown block": (lambda: mx(block="1x64"), ValueError, "block must be one of 1x32, 32x32"),
+    "an unknown size of blocks": (lambda: mx(block_size=64), ValueError, "block_size must be 32, the block of the MX format, or"),
     "elements of another format": (lambda: moxie.MXTensor.to_mx(X, torch.float8_e5m2), TypeError,
                                    "elem_dtype must be torch.float8_e4m3fn, got torch.float8_e5m2"),
-    "one dim": (lambda: mx(QDATA[0], SCALE[0]), ValueError, "qdata must have at least 2 dims, got 1"),
+    "one dim": (lambda: mx(QDATA[0], SCALE[0], block="32x32"), ValueError,
+                "qdata in blocks of 32x32 must have at least 2 dims, got 1"),
     "blocks that the recipe does not take": (lambda: moxie.grouped_mm(mx(), W, OFFS), ValueError,
                                              "x is an MXTensor in blocks of 1x32, and the recipe takes activations in blocks of "
                                              "1x128; quantize it so, or take a recipe with activations=1x32"),

@@ -26,6 +26,7 @@ from moxie.torchao_compat import (
     _to_mxfp8_then_scaled_grouped_mm,
     generate_jagged_offs,
     quantize_,
+    to_mx,
 )
 
 GROUPS, ROWS, N, K = 8, 2048, 128, 96
@@ -48,18 +49,50 @@ def test_the_grouped_product_with_default_settings(device):
     assert sqnr(out, bf16) >= 27
 
 
-def test_prequantized_activations_are_an_mxtensor(device):
-    """The optional tuple of the example is refused, and the message names what to write instead."""
+def test_prequantized_activations_may_be_a_tuple_beside_A(device):
+    """The optional tuple of the example: y and the gradient of A are those of A quantized in the call."""
+    A, B, offs = operands(device)
+    dynamic = _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs)
+    dA, dB = torch.autograd.grad(dynamic.float().square().mean(), (A, B))
+    A_qdata, A_scale = moxie.quantize_rowwise(A.detach())
+    for scale in (A_scale, A_scale.view(torch.uint8)):  # as e8m0, or as bytes
+        out = _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs, prequantized_A=(A_qdata, scale))
+        grads = torch.autograd.grad(out.float().square().mean(), (A, B))
+        assert torch.equal(out, dynamic) and torch.equal(grads[0], dA) and sqnr(grads[1], dB) > 30
+
+
+def test_prequantized_activations_that_do_not_fit_are_refused(device):
     A, B, offs = operands(device)
     qdata, scale = moxie.quantize_rowwise(A.detach())
-    with pytest.raises(TypeError, match="MXTensor.from_qdata_and_scales"):
-        _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs, prequantized_A=(qdata, scale))
+    for given, words in (
+        ((qdata[1:], scale[1:]), "must have the shape of A"),
+        (qdata, r"must be \(qdata, scale\)"),
+        ((qdata, scale[:, 1:]), "scales of qdata"),
+    ):
+        with pytest.raises((TypeError, ValueError), match=words):
+            _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs, prequantized_A=given)
+
+
+def test_prequantized_activations_are_an_mxtensor(device):
+    A, B, offs = operands(device)
+    qdata, scale = moxie.quantize_rowwise(A.detach())
     mx = MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16)
     for wgrad_with_hp in (True, False):  # either, not the first alone
         out = _to_mxfp8_then_scaled_grouped_mm(mx, B.transpose(-2, -1), offs, wgrad_with_hp=wgrad_with_hp)
         assert torch.equal(out, _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs))
         out.float().square().mean().backward()
     assert B.grad.isfinite().all()
+
+
+def test_to_mx_and_from_qdata_and_scales_directly(device):
+    """The order of `to_mx` is scale, then data."""
+    A, B, offs = operands(device)
+    A_scale, A_qdata = to_mx(A, elem_dtype=torch.float8_e4m3fn, block_size=32, scaling_mode=ScaleCalculationMode.RCEIL)
+    A_mx = MXTensor.from_qdata_and_scales(A_qdata, A_scale, A.dtype, block_size=32, kernel_preference=KernelPreference.EMULATED)
+    out = _to_mxfp8_then_scaled_grouped_mm(
+        A_mx, B.transpose(-2, -1), offs, kernel_preference=KernelPreference.EMULATED, wgrad_with_hp=True
+    )
+    assert torch.equal(out, _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs))
 
 
 class Experts(nn.Module):
