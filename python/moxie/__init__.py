@@ -65,6 +65,7 @@ from moxie.ops import (
     unpad_groups,
     unswizzle_scale,
 )
+from moxie.participation import Participation, participation
 from moxie.recipe import Recipe, recipe_names
 from moxie.refresh import refresh_, refresh_after
 from moxie.stats import quantization_stats, sqnr
@@ -85,6 +86,7 @@ __all__ = [
     "MXLinearConfig",
     "MXLinearRecipeName",
     "MXTensor",
+    "Participation",
     "Recipe",
     "ScaleCalculationMode",
     "WeightCache",
@@ -102,6 +104,7 @@ __all__ = [
     "has_cuda",
     "pad_groups",
     "padded_offs",
+    "participation",
     "permute",
     "permute_quantize_both",
     "permute_quantize_rowwise",

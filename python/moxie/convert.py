@@ -17,11 +17,9 @@ from moxie.gemm import WeightCache
 from moxie.linear import MXLinear
 from moxie.nn import GroupedExperts
 from moxie.report import Entry, Report, WarnUnused
+from moxie.skip import LM_SKIP, why_no_experts, why_too_small
+from moxie.steps import BeginStep, Clock, NoteForward
 from moxie.torchao_objects import config_from_torchao
-
-# The linears of language models that are left alone unless asked for: the output head and the router, whose errors go straight
-# into the loss or the choice of experts, and the projections of keys and values, too small to gain.
-LM_SKIP = (r"(.*\.)?(output|lm_head)", r"(.*\.)?(router|gate|router\..*|shared_expert_gate)", r"(.*\.)?(wk|wv|k_proj|v_proj)")
 
 FilterFn = Callable[[nn.Module, str], bool]
 _OP = "quantize_"
@@ -85,6 +83,8 @@ def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Convers
     """Gives a GroupedExperts, which has a recipe already, another one."""
     conversion = Conversion(fqn, config)
     conversion.used = True  # it cannot but multiply
+    _forget(module)
+    module.register_forward_hook(NoteForward(conversion))
     if not hasattr(module, "_recipe_before"):
         module._recipe_before = (module.recipe, module.cache13 is not None)
     module._conversion = conversion
@@ -159,7 +159,12 @@ def quantize_(
     tied: dict[int, Conversion | None] = {}
     entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
-    _forget(model)
+    clock = Clock()
+    for entry in entries:
+        if entry.conversion is not None:
+            entry.conversion.clock = clock
+    _forget(model, (WarnUnused, BeginStep))
+    model.register_forward_pre_hook(BeginStep(clock))
     hook = WarnUnused(report)
     hook.handle = model.register_forward_hook(hook)
     return report
@@ -173,20 +178,25 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn |
     targets = list(targets_of(model))
     _check_skip(skip, [target.fqn for target in targets if target.is_linear])
     for target in targets:
-        reason = target.obstacle
+        reason = target.obstacle or ("" if target.is_linear or target.is_own else why_no_experts(target.parameter))
         if filter_fn is not None:
             reason = reason or ("" if filter_fn(target.module, target.module_fqn) else "filter_fn says no")
             if not reason and not target.is_linear and not target.accepts(config):
                 reason = f"{type(config).__name__} is for linears"
         elif not target.accepts(config):
             reason = f"{type(config).__name__} is for {'3D parameters' if target.is_linear else 'linears'}"
-        elif target.is_linear and any(re.fullmatch(pattern, target.fqn) for pattern in skip):
-            reason = reason or "on the skip list"
+        elif target.is_linear and skip:
+            skipped = any(re.fullmatch(pattern, target.fqn) for pattern in skip)
+            reason = reason or ("on the skip list" if skipped else why_too_small(target.parameter))
         chosen.append((target, None if reason else config, reason))
     if not any(one is not None for _, one, _ in chosen):
         why = "; ".join(f"{target.fqn or '(root)'}: {reason}" for target, _, reason in chosen[:5])
         others = [name or "(root)" for name, module in model.named_modules() if filter_fn is not None and filter_fn(module, name)]
         hint = f"; filter_fn chooses {others[0]}, and is asked about the modules inside that hold the weights" if others else ""
+        linears = [target.fqn for target in targets if target.is_linear and re.search(r"(^|\.)experts\.", target.fqn)]
+        if linears and isinstance(config, GroupedMMConfig) and filter_fn is None:
+            key = r'{r"re:.*\.experts\..*": config}'
+            hint = f"; its experts are linears, such as {linears[0]}, and FqnToConfig({key}) converts them"
         raise ValueError(
             f"{_OP}: nothing to convert: the model has {len(chosen)} linears and 3D parameters, and none of them is "
             f"chosen{f' ({why})' if why else ''}{hint}"
@@ -328,10 +338,11 @@ def _convert(target: Target, config: AnyConfig | None, reason: str, tied: dict[i
     return Entry(target.fqn, target.kind, tuple(parameter.shape), numel, conversion, reason)
 
 
-def _forget(model: nn.Module) -> None:
-    for key, hook in list(model._forward_hooks.items()):
-        if isinstance(hook, WarnUnused):
-            del model._forward_hooks[key]
+def _forget(model: nn.Module, kinds: tuple[type, ...] = (NoteForward,)) -> None:
+    """Removes our hooks of these kinds."""
+    for hooks in (model._forward_hooks, model._forward_pre_hooks):
+        for key in [key for key, hook in hooks.items() if isinstance(hook, kinds)]:
+            del hooks[key]
 
 
 def unquantize_(model: nn.Module) -> nn.Module:
@@ -343,13 +354,14 @@ def unquantize_(model: nn.Module) -> nn.Module:
     'Linear'
     """
     model = getattr(model, "_orig_mod", model)
-    _forget(model)
+    _forget(model, (WarnUnused, BeginStep))
     for module in list(model.modules()):
         if isinstance(module, MXLinear):
             module.to_float()
         if isinstance(module, GroupedExperts) and hasattr(module, "_recipe_before"):
             recipe, cached = module.__dict__.pop("_recipe_before")
             del module._conversion
+            _forget(module)
             module.set_recipe_(recipe, weight_cache=cached)
         for name in list(module.__dict__.get("_moxie_converted", ())):
             restore_parameter_(module, name)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from moxie.config import wants_cache
-from moxie.converted import Conversion, ConvertedParameter, ConvertedTensor, is_converted, tag
+from moxie.converted import Conversion, ConvertedParameter, ConvertedTensor, is_converted, know_transformers, tag
 from moxie.gemm import WeightCache
 
 
@@ -122,7 +122,8 @@ def restore_parameter_(module: nn.Module, name: str) -> None:
     parameter = module._parameters.get(name)
     if parameter is not None and is_converted(parameter):
         parameter.__class__ = nn.Parameter
-        del parameter.__dict__["_moxie"], parameter.__dict__["_moxie_transposed"]
+        for attribute in ("_moxie", "_moxie_transposed", "_moxie_is_sum"):
+            parameter.__dict__.pop(attribute, None)
     converted = module.__dict__.get("_moxie_converted", {})
     conversion = converted.pop(name, None)
     if conversion is not None:
@@ -137,14 +138,14 @@ def restore_parameter_(module: nn.Module, name: str) -> None:
 
 
 def _let_torch_know() -> None:
-    """Adds torch._grouped_mm and ConvertedParameter to torch's lists of overridable functions and of known types."""
+    """Adds products and ConvertedParameter to torch's lists of overridable functions and of known types."""
     # Dynamo asks this list before it looks at __torch_function__; it holds public functions only.
     try:
         from torch._dynamo.variables.torch import get_overridable_functions
     except ImportError:
         pass
     else:
-        get_overridable_functions().add(torch._grouped_mm)
+        get_overridable_functions().update([torch._grouped_mm, *know_transformers()])
     # Optimizers use their foreach kernels by default only if the type of every parameter is on this list.
     types = getattr(sys.modules["torch.optim.optimizer"], "_foreach_supported_types", None)
     if types is not None and ConvertedParameter not in types:

@@ -1,7 +1,8 @@
 """Tensors whose products with activations run through Moxie, and which are plain in every other way.
 
-A view of a converted parameter (a transpose, one expert of it) or a copy in another dtype is a `ConvertedTensor`, so that the
-product finds the conversion however the model writes it. Every other op gives the result that it gives for a plain tensor.
+A view of a converted parameter (a transpose, one expert of it), a copy in another dtype or the sum of it and a tensor of its
+shape (what an adapter adds) is a `ConvertedTensor`, so that the product finds the conversion however the model writes it. Every
+other op gives the result that it gives for a plain tensor.
 """
 
 import copy
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from moxie.config import AnyConfig, recipe_of, wants_cache
 from moxie.gemm import WeightCache, grouped_mm
+from moxie.steps import Clock, note
 from moxie.torchao_objects import config_from_torchao
 
 
@@ -28,13 +30,20 @@ class Conversion:
         self.recipe = str(recipe_of(config))
         self.cache: WeightCache | None = None
         self.cache_is_transposed = wants_cache(config) == "kn"
-        self.used = False  # by a product, in eager mode
+        self.used = False  # by a product
         self.ended = False  # undone, or replaced by another
+        self._record_nothing()
+
+    def _record_nothing(self) -> None:
+        self.clock = Clock()  # quantize_ gives all conversions of a model the same
+        self.forward_step: list | None = None  # the last step in which it multiplied
+        self.backward_step: list | None = None
 
     def __setstate__(self, state: dict) -> None:
         state = dict(state)
         if "cache_is_turned" in state:  # its name in older pickles
             state["cache_is_transposed"] = state.pop("cache_is_turned")
+        self._record_nothing()  # older pickles have none of it
         self.__dict__.update(state)
 
     def __repr__(self) -> str:
@@ -50,6 +59,7 @@ class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
 
     _moxie: Conversion
     _moxie_transposed: bool | None
+    _moxie_is_sum: bool  # of the parameter, or a part of it, and something else
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -58,9 +68,13 @@ class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
         if product is not None and "out" not in kwargs:
             with torch._C.DisableTorchFunctionSubclass():
                 out = product(*args, **kwargs)
-                return func(*args, **kwargs) if out is None else out
+            if out is not None:
+                return out
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
+        if func in _SUMS:
+            origin = _summand(args, kwargs, out, _SUMS[func])
+            return out if origin is None else _mark(out, origin, None, is_sum=True)
         transposes = _VIEWS.get(func)
         if transposes is None or not isinstance(args[0], _Converted):
             return out
@@ -99,16 +113,16 @@ class ConvertedParameter(_Converted, nn.Parameter):
     """A parameter whose products run through Moxie."""
 
 
-_OURS = ("_moxie", "_moxie_transposed", "_is_param")  # of the attributes that users may add to
+_OURS = ("_moxie", "_moxie_transposed", "_moxie_is_sum", "_is_param")  # of the attributes that users may add to
 
 
 def tag(parameter: nn.Parameter, conversion: Conversion, transposed: bool | None = False) -> None:
     parameter.__class__ = ConvertedParameter
     converted = cast(ConvertedParameter, parameter)
-    converted._moxie, converted._moxie_transposed = conversion, transposed
+    converted._moxie, converted._moxie_transposed, converted._moxie_is_sum = conversion, transposed, False
 
 
-def _mark(out: Tensor, origin: _Converted, transposed: bool | None) -> Tensor:
+def _mark(out: Tensor, origin: _Converted, transposed: bool | None, is_sum: bool = False) -> Tensor:
     # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
     out = out.view(out.shape) if torch.compiler.is_compiling() else out
     marked = out.as_subclass(ConvertedTensor)
@@ -116,6 +130,7 @@ def _mark(out: Tensor, origin: _Converted, transposed: bool | None) -> Tensor:
     marked._moxie_transposed = (
         None if transposed is None or origin._moxie_transposed is None else origin._moxie_transposed != transposed
     )
+    marked._moxie_is_sum = is_sum or origin._moxie_is_sum
     return marked
 
 
@@ -177,6 +192,33 @@ def _views() -> dict[Callable, Callable]:
 _VIEWS = _views()
 _DETACH = (torch.Tensor.detach, torch.detach)
 
+# Maps a function of torch to which of its first arguments may be the weight that an adapter adds to.
+_SUMS: dict[Callable, tuple[int, ...]] = {
+    torch.add: (0, 1),
+    torch.Tensor.add: (0, 1),
+    torch.Tensor.__add__: (0, 1),
+    torch.Tensor.__radd__: (0, 1),
+    torch.sub: (0,),
+    torch.Tensor.sub: (0,),
+    torch.Tensor.__sub__: (0,),
+    torch.baddbmm: (0,),
+    torch.Tensor.baddbmm: (0,),
+    torch.addmm: (0,),
+    torch.Tensor.addmm: (0,),
+}
+
+
+def _summand(args, kwargs, out, places: tuple[int, ...]) -> _Converted | None:
+    """The converted weight that a sum adds to, if the sum is one of tensors of its shape."""
+    terms = args if args else tuple(kwargs[name] for name in ("input", "other") if name in kwargs)
+    found = [terms[place] for place in places if place < len(terms) and isinstance(terms[place], _Converted)]
+    if not found or not isinstance(out, Tensor) or out.shape != found[0].shape:
+        return None
+    others = [term for term in terms[:2] if term is not found[0]] if len(places) == 2 else []
+    same = all(isinstance(term, Tensor) and term.shape == out.shape for term in others)
+    return found[0] if same else None
+
+
 # ---- products -----------------------------------------------------------------------------------------------------------------
 # Each takes the arguments of torch's function and computes the same. It returns None where no weight is converted; torch's own
 # function runs then.
@@ -204,38 +246,48 @@ def _cache_of(w: _Converted, transposed: bool) -> WeightCache | None:
 def _multiply(x: Tensor, w: _Converted, transposed: bool, offs=None, bias=None, dtype=None) -> Tensor:
     """x times w as [G, N, K] (transposed: as [G, K, N], the order of torch's grouped product)."""
     conversion, cache = w._moxie, _cache_of(w, transposed)
-    if not torch.compiler.is_compiling():
-        conversion.used = True
-    return grouped_mm(
+    y = grouped_mm(
         x, w.transpose(-2, -1) if transposed else w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache
     )
+    note(conversion, y)
+    return y
 
 
 def _multiply_2d(x: Tensor, w: _Converted, transposed: bool, bias=None) -> Tensor:
     """x [..., K] times one matrix [N, K] (transposed: [K, N])."""
     conversion = w._moxie
     _cache_of(w, transposed)  # there is none of a matrix: it only warns
-    if not torch.compiler.is_compiling():
-        conversion.used = True
     matrix = w.t() if transposed else w
     y = grouped_mm(x.reshape(-1, x.shape[-1]), matrix.unsqueeze(0), recipe=conversion.recipe, bias=bias)
+    note(conversion, y)
     return y.reshape(*x.shape[:-1], matrix.shape[0])
 
 
 def _multiply_batch(x: Tensor, w: _Converted, bias=None, dtype=None, *, transposed: bool = True) -> Tensor:
     """x [G, T, K] times w [G, K, N] (not transposed: [G, N, K]): groups of T rows."""
     groups, rows, k = x.shape
+    if groups > MAX_GROUPS:
+        raise ValueError(
+            f"{w._moxie.name}: a product must be of 1 to {MAX_GROUPS} matrices, got {groups}: the model multiplies each row by a "
+            'copy of its expert; in transformers model.set_experts_implementation("grouped_mm"), or "moxie" after import '
+            "moxie.hf, multiplies by each expert once"
+        )
     offs = torch.arange(1, groups + 1, dtype=torch.int32, device=x.device) * rows
     y = _multiply(x.reshape(-1, k), w, transposed, offs, bias, dtype)
     return y.view(groups, rows, y.shape[1])
+
+
+MAX_GROUPS = 1024  # of one product
 
 
 def _multiplies(w: Tensor, x: Tensor) -> bool:
     """Whether w is a converted weight and x activations.
 
     torch multiplies two weights (a regularizer, an adapter that is merged), and tensors that outlive their conversion, such as
-    the ones that FSDP2 gathers."""
-    return isinstance(w, _Converted) and not isinstance(x, _Converted) and not w._moxie.ended
+    the ones that FSDP2 gathers. A sum may be activations, to which a parameter (of positions, say) was added."""
+    if not isinstance(w, _Converted) or w._moxie.ended:
+        return False
+    return not isinstance(x, _Converted) or (x._moxie_is_sum and not w._moxie_is_sum)
 
 
 def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):
@@ -244,6 +296,11 @@ def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):
     if input.dim() == 2 and offs is not None:
         return _multiply(input, mat2, True, offs, bias, out_dtype)
     return _multiply_batch(input, mat2, bias, out_dtype) if input.dim() == 3 and offs is None else None
+
+
+def _grouped_mm_of_transformers(input, weight, offs):
+    """transformers::grouped_mm_fallback, its grouped product of weights that are not bf16 in a graph."""
+    return _grouped_mm(input, weight, offs.to(torch.int32))
 
 
 def _functional_grouped_mm(mat_a, mat_b, *, offs=None, bias=None, out_dtype=None):
@@ -319,6 +376,16 @@ _PRODUCTS: dict[Callable, Callable] = {
 }
 if hasattr(F, "grouped_mm"):
     _PRODUCTS[F.grouped_mm] = _functional_grouped_mm
+
+
+def know_transformers() -> list[Callable]:
+    """Adds the product that transformers defines, once transformers is loaded; returns the functions that are its names."""
+    if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
+        return []
+    packet = torch.ops.transformers.grouped_mm_fallback
+    functions = [packet, *(getattr(packet, overload) for overload in packet.overloads())]
+    _PRODUCTS.update(dict.fromkeys(functions, _grouped_mm_of_transformers))
+    return functions
 
 
 def is_converted(parameter: object) -> bool:

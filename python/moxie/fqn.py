@@ -89,4 +89,9 @@ def closest(key: str, names: list[str]) -> str:
     if not near:
         last = text.rsplit(".", 1)[-1]
         near = [name for name in names if last and last in name][:3]
+    if not near and re.search(r"expert|moe|mlp|feed_forward|ffn", text):
+        # Names of the same part in another version of a model: its experts, which were linears and are now parameters, say.
+        found = re.sub(r"\d+", "0", text)
+        experts = [name for name in names if re.search(r"(^|\.)experts\.", name)]
+        near = difflib.get_close_matches(found, experts, n=3, cutoff=0.0) if experts else []
     return f" (did you mean {', '.join(near)}?)" if near else ""

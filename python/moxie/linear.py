@@ -12,6 +12,7 @@ from moxie.config import AnyConfig, wants_cache
 from moxie.convert_parameter import ViewCache, stacked
 from moxie.converted import Conversion
 from moxie.gemm import DEFAULT_RECIPE, grouped_mm
+from moxie.steps import note
 
 
 def _without_ours(cls: type) -> type:
@@ -93,18 +94,17 @@ class MXLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         cache = self._cache()
-        if not torch.compiler.is_compiling():
-            self.conversion.used = True
-            if cache is not None and not cache.is_of(self.weight):
-                warnings.warn(
-                    f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
-                    "a model is sharded, so it is quantized in every forward",
-                    stacklevel=2,
-                )
-                cache = None
+        if not torch.compiler.is_compiling() and cache is not None and not cache.is_of(self.weight):
+            warnings.warn(
+                f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
+                "a model is sharded, so it is quantized in every forward",
+                stacklevel=2,
+            )
+            cache = None
         y = grouped_mm(
             x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias, quantized_w=cache
         )
+        note(self.conversion, y)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def extra_repr(self) -> str:

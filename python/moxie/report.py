@@ -65,7 +65,7 @@ class Report:
 
     @property
     def unused(self) -> list[str]:
-        """Names of converted targets that no eager forward has multiplied by yet."""
+        """Names of converted targets that no forward has multiplied by yet."""
         return [
             entry.fqn
             for entry in self.entries

@@ -386,7 +386,7 @@ def test_weight_caches_follow_the_optimizer_and_the_state_dict(experts, weight_c
     assert "cached" in str(report) and cached.state_dict().keys() == plain.state_dict().keys()
     if experts is HuggingExperts:  # where the product reads the parameter itself; w.bfloat16() is another tensor
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("moxie.converted.grouped_mm", lambda *args, quantized_w, **kwargs: quantized_w is not None or 1 / 0)
+            patch.setattr("moxie.converted.grouped_mm", lambda x, *args, quantized_w, **kwargs: x if quantized_w else 1 / 0)
             torch._grouped_mm(
                 torch.ones(4, DIM), cached.layers[0].moe.experts.gate_up_proj, offs=torch.ones(4, dtype=torch.int32)
             )

@@ -111,10 +111,10 @@ def test_what_nothing_uses_is_warned_of_once():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.experts, self.position = TitanExperts(), nn.Parameter(torch.randn(1, 8, DIM))
+            self.experts, self.position = TitanExperts(), nn.Parameter(torch.randn(2, 32, DIM))
 
         def forward(self, x, offs):
-            return self.experts(x + self.position[0], offs)
+            return self.experts(x + self.position[0, :8], offs)
 
     model = Odd().bfloat16()
     report = moxie.quantize_(model, GROUPED)

@@ -1,0 +1,33 @@
+"""What quantize_ leaves alone unless it is asked for, and why."""
+
+from torch import Tensor
+
+# The linears of language models that are left alone, by the whole name:
+LM_SKIP = (
+    # the output head, whose errors go straight into the loss;
+    r"(.*\.)?(output|lm_head)",
+    # the router, whose errors change the choice of experts, and the gate of a shared expert;
+    r"(.*\.)?(router|gate|router_mlp|router_gate|shared_expert_gate)(\..*)?",
+    # the projections of keys and values, too small to gain, compressed ones (multi-head latent attention) included;
+    r"(.*\.)?(wk|wv|wkv|wkv_[ab]|[kv]_proj(_.*)?|kv_proj|kv_[ab]_proj(_.*)?)",
+    # adapters, of a rank too low for blocks of scales, whatever PEFT calls theirs.
+    r"(.*\.)?(lora|vera|randlora|hra|oft|boft|hada|lokr|ia3|bone|miss|vblora)_.*",
+)
+
+# The smallest side of a linear, or of an expert, that is converted: the elements that share a scale. What is narrower has little
+# to gain, and is often sensitive (time steps of state space models, gates of heads).
+SMALLEST = 32
+
+
+def why_too_small(weight: Tensor) -> str:
+    """Why a linear is left alone for its size; "" if it is not."""
+    return f"a side is smaller than {SMALLEST}" if 0 < min(weight.shape) < SMALLEST else ""
+
+
+def why_no_experts(parameter: Tensor) -> str:
+    """Why a 3D parameter is not taken for a stack of experts; "" if it is."""
+    if parameter.dim() != 3:
+        return ""
+    if parameter.shape[0] == 1:
+        return "a stack of one, such as an embedding of positions, is no stack of experts"
+    return f"a side is smaller than {SMALLEST}, so it is no stack of experts" if 0 < min(parameter.shape[1:]) < SMALLEST else ""
