@@ -19,7 +19,15 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """The result of `participation`. `print` shows it, and names what did not take part."""
+    """The result of `participation`. `print` shows it, and names what did not take part.
+
+    >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
+    >>> report = moxie.quantize_(model, "mxfp8_rceil")
+    >>> y = model(torch.randn(2, 64))
+    >>> print(moxie.participation(model).check())
+    of 1 converted, 1 took part in forward, 0 in backward
+      0  not in backward
+    """
 
     parts: list[Part]
 
