@@ -1,0 +1,57 @@
+// Times of legs that others published, with their sources, and the fit of the cost model to them.
+// Every second one, in the order of the table, is held back: the fit does not see it, and the error
+// of the model is what it is off there.
+#pragma once
+
+#include <span>
+#include <string_view>
+
+#include "moxie/core/cost/exchange_cost.h"
+
+namespace moxie {
+
+enum class Counted : uint8_t { kRanks, kDomains };  // which rows a published GB/s counts
+
+// One publication: what its points share.
+struct PublishedSeries {
+  std::string_view name, source;
+  Cluster cluster;  // ranks are the points'
+  int64_t tokens = 0;
+  Path path = Path::kForwarded;
+  bool once_per_rank = true;
+  int64_t experts = 0;           // in all, or
+  int64_t experts_per_rank = 0;  // as many more as there are ranks
+  int64_t kept_domains = 0;      // the most domains that a token may go to; 0: no limit
+  Counted counted = Counted::kDomains;
+};
+
+struct PublishedLeg {
+  const PublishedSeries* series = nullptr;
+  int64_t ranks = 0;
+  Leg leg = Leg::kDispatchX;  // or kCombineY
+  double row_bytes = 0;       // of their format
+  double gb_per_s = 0;        // as published, or 0 and
+  double microseconds = 0;    // as published
+};
+
+std::span<const PublishedLeg> published_legs();
+constexpr bool is_held_back(size_t index) { return index % 2 == 1; }
+
+double published_seconds(const PublishedLeg& leg);
+double modelled_seconds(const PublishedLeg& leg, const LinkFit& fit = {});
+
+// Least squares of log(modelled / published) over one half of the points.
+enum class Half : uint8_t { kFitted, kHeldBack };
+LinkFit fit_links(Half half = Half::kFitted);
+
+// Bytes that ranks of one group logged for one leg, all of one format.
+struct PublishedBytes {
+  const PublishedSeries* series = nullptr;
+  int64_t ranks = 0;
+  double row_bytes = 0;
+  std::span<const int64_t> logged;
+};
+PublishedBytes published_bytes();
+double modelled_bytes(const PublishedBytes& bytes);
+
+}  // namespace moxie
