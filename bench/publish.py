@@ -11,12 +11,14 @@ import json
 import pathlib
 import sys
 
+import exchange_tables
 import moe_tables
 from doc_tables import about, median_of, source, table_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CPU, GPU = "intel-xeon-processor-2-threads", "nvidia-h200"
+EXCHANGE = "cost-model/exchange.json"  # of no machine
 PICTURES = ROOT / "docs" / "pictures"
 END = "<!-- /numbers -->"
 
@@ -281,6 +283,7 @@ TABLES = [
     ("docs/MOE.md", "layer_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
     ("docs/MOE.md", "layer_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
+    *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),
 ]
 
 
@@ -406,6 +409,7 @@ def main() -> int:
     draw_grouped(json.loads((RESULTS / GPU / "grouped_mm.json").read_text()), "grouped-h200.png")
     grid = json.loads((RESULTS / GPU / "grouped_mm_grid.json").read_text())
     grouped_plots.draw(grid, PICTURES / "grid-h200.png", "cuda", BF16, about(grid))
+    exchange_tables.draw(json.loads((RESULTS / EXCHANGE).read_text()), PICTURES / exchange_tables.PICTURE)
     layer = RESULTS / GPU / "moe.json"
     if layer.exists():
         moe_tables.draw(json.loads(layer.read_text()), PICTURES / moe_tables.PICTURE)

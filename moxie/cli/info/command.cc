@@ -9,6 +9,9 @@
 
 #include "moxie/cli/command.h"
 #include "moxie/cli/info/cpu.h"
+#include "moxie/cli/info/ep_cost.h"
+#include "moxie/cli/info/ep_flags.h"
+#include "moxie/cli/info/ep_published.h"
 #include "moxie/cli/info/gpus.h"
 #include "moxie/cli/text.h"
 #include "moxie/core/base/exec.h"
@@ -25,6 +28,8 @@ constexpr const char* kMore =
     "Examples:\n"
     "  moxie info                      versions, CPU, GPUs, and the kernels of every recipe\n"
     "  moxie info --n 2048 --k 7168    for expert weights of these sizes\n"
+    "  moxie info --ep                 bytes and times of expert parallelism, EP 8 to 2048\n"
+    "  moxie info --ep --nic 100       with faster NICs\n"
     "  moxie info --json | jq .gpus    the same for a script\n"
     "\n"
     "docs/INFO.md says more.";
@@ -165,7 +170,12 @@ void add_info(CLI::App& app) {
   command->add_option("--n", flags->n, "output width of the weights [2048]")->check(sizes);
   command->add_option("--k", flags->k, "input width of the weights [7168]")->check(sizes);
   command->add_flag("--json", flags->json, "print JSON");
-  command->callback([flags] { run(*flags); });
+  const std::shared_ptr<EpFlags> ep = add_ep_flags(*command);
+  command->callback([flags, ep] {
+    const Output output = flags->json ? Output::kJson : Output::kText;
+    if (!ep->ep) return run(*flags);
+    ep->published ? print_published(output) : print_ep_cost(*ep, output);
+  });
 }
 
 }  // namespace moxie::cli
