@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from moxie.config import AnyConfig, GroupedMMConfig, MXLinearConfig, recipe_of, wants_cache
 from moxie.convert_parameter import convert_parameter_, restore_parameter_
 from moxie.converted import Conversion, is_converted
+from moxie.dtensors import any_dtensor, class_of, gathered_plain
 from moxie.fqn import DEFAULT, FqnToConfig, closest, matching_key, names_matched
 from moxie.gemm import WeightCache
 from moxie.linear import MXLinear
@@ -56,7 +57,9 @@ class Target:
         """The conversion that the target has already, if any."""
         if self.is_linear:
             return getattr(self.module, "conversion", None)
-        return self.module.__dict__.get("_conversion") if self.is_own else getattr(self.parameter, "_moxie", None)
+        if self.is_own:
+            return self.module.__dict__.get("_conversion")
+        return self.module.__dict__.get("_moxie_converted", {}).get(self.name) or getattr(self.parameter, "_moxie", None)
 
     @property
     def kind(self) -> str:
@@ -103,7 +106,7 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
     """All targets of a model. A 2D parameter outside of a linear is a target only if `named` holds its name."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            own = type(module) is not nn.Linear and not isinstance(module, MXLinear)
+            own = class_of(module) is not nn.Linear and not isinstance(module, MXLinear)
             yield Target(module, fqn, "weight", True, f"{type(module).__name__} may have a forward of its own" if own else "")
         elif isinstance(module, GroupedExperts):
             yield Target(module, fqn, "w13", False)
@@ -155,7 +158,7 @@ def quantize_(
         if filter_fn is not None and not callable(filter_fn):
             raise TypeError(f"{_OP}: filter_fn must be a function of a module and its name, got {filter_fn!r}")
         chosen = _choose_by_filter(model, config, filter_fn, skip)
-    _check(chosen)
+    _check(chosen, gathered_plain(model))
     tied: dict[int, Conversion | None] = {}
     entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
@@ -293,8 +296,8 @@ def _check_keys(
         warnings.warn(f"{_OP}: key {key!r} decides nothing: other keys win for all that it matches", stacklevel=4)
 
 
-def _check(chosen: list[Choice]) -> None:
-    """Refuses what cannot be converted, before anything changes."""
+def _check(chosen: list[Choice], gathered: set[int]) -> None:
+    """Refuses what cannot be converted, before anything changes. `gathered`: DTensors that are plain whenever they multiply."""
     tied: dict[int, tuple[str, AnyConfig | None]] = {}
     for target, config, _ in chosen:
         if target.kind == "parameter":
@@ -311,10 +314,22 @@ def _check(chosen: list[Choice]) -> None:
                 f"{_OP}: {target.parameter_fqn} must be torch.bfloat16 or torch.float32 to be quantized, got "
                 f"{target.parameter.dtype}"
             )
-        if not target.is_linear and not is_converted(target.parameter) and type(target.parameter) is not nn.Parameter:
-            raise TypeError(
-                f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; "
-                "convert a model before it is sharded"
+        sharded = any_dtensor(target.parameter)
+        if target.kind == "parameter" and type(target.parameter) is not nn.Parameter and not is_converted(target.parameter):
+            if not sharded:
+                raise TypeError(
+                    f"{_OP}: {target.parameter_fqn} must be an nn.Parameter, got {type(target.parameter).__name__}; convert a "
+                    "model before it is sharded"
+                )
+            if id(target.parameter) not in gathered:
+                raise TypeError(
+                    f"{_OP}: {target.parameter_fqn} is a DTensor that stays sharded while torch multiplies by it; call "
+                    "moxie.grouped_mm, which takes DTensors, or use moxie.nn.GroupedExperts"
+                )
+        if sharded and wants_cache(config):
+            raise ValueError(
+                f"{_OP}: {target.parameter_fqn} is sharded, and a weight cache is of the whole weight; without weight_cache it "
+                "is quantized in every forward"
             )
         if wants_cache(config) and target.kind == "parameter":
             taken = getattr(target.module, f"{target.name}_cache", None)

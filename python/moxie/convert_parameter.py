@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from moxie.config import wants_cache
 from moxie.converted import Conversion, ConvertedParameter, ConvertedTensor, is_converted, know_transformers, tag
+from moxie.dtensors import any_dtensor
 from moxie.gemm import WeightCache
 
 
@@ -33,9 +34,6 @@ class ViewCache(WeightCache):
 
     def _as_taken(self, w: Tensor) -> Tensor:
         return self._view(w)
-
-    def is_of(self, w: Tensor) -> bool:
-        return self._weights[0] is w
 
 
 class Names(dict):
@@ -83,7 +81,8 @@ def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: 
         args = (parameter, transposed) if conversion.cache_is_transposed else (parameter,)
         conversion.cache = (ViewCache if conversion.cache_is_transposed else WeightCache)(*args, recipe=conversion.recipe)
         module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
-    tag(parameter, conversion)
+    if not any_dtensor(parameter):  # else _before_forward tags what FSDP2 gathers
+        tag(parameter, conversion)
 
 
 def _after_load(module: nn.Module, keys) -> None:
@@ -113,7 +112,7 @@ def _before_forward(module: nn.Module, args) -> None:
         return
     for name, conversion in module.__dict__["_moxie_converted"].items():
         parameter = module._parameters.get(name)
-        if parameter is not None and type(parameter) in (nn.Parameter, ConvertedTensor):
+        if parameter is not None and type(parameter) in _OF_OURS and getattr(parameter, "_moxie", None) is not conversion:
             tag(parameter, conversion, False if conversion.cache is None else None)  # a cache would be of another parameter
 
 

@@ -12,6 +12,7 @@ from typing import Literal, Union
 import torch
 from torch import Tensor
 
+from moxie.dtensors import any_dtensor
 from moxie.ops import ScaleLayout
 from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
@@ -49,6 +50,12 @@ def grouped_mm(
     >>> y.shape, w.grad[1].abs().max().item(), x.grad[9].abs().max().item()  # an empty group, a row of none
     (torch.Size([10, 32]), 0.0, 0.0)
     """
+    if any_dtensor(x, w, bias):
+        from moxie.distributed import products
+
+        return products.grouped_mm(
+            x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized_w, main_grad=main_grad
+        )
     quantized = _tensors("grouped_mm", quantized_w, recipe)
     if isinstance(x, (tuple, list)):
         raise TypeError(
@@ -98,6 +105,28 @@ def expert_mlp(
     >>> torch.equal(y, moxie.grouped_mm(moxie.swiglu(h), w2, offs))
     True
     """
+    if any_dtensor(x, w13, w2, weights):
+        from moxie.distributed import products
+
+        return products.expert_mlp(
+            x,
+            w13,
+            w2,
+            offs,
+            recipe=str(recipe),
+            slot_of=slot_of,
+            row_of=row_of,
+            top_k=top_k,
+            weights=weights,
+            unsupported={
+                "quantized_w13": quantized_w13,
+                "quantized_w2": quantized_w2,
+                "main_grad13": main_grad13,
+                "main_grad2": main_grad2,
+            },
+            keep=keep,
+            x_dtype=x_dtype,
+        )
     return _ops.expert_mlp(
         x,
         w13,
@@ -320,6 +349,9 @@ class WeightCache(torch.nn.Module):
         self._weights[0], self._seen = w, _version_of(w)
         return self
 
+    def is_of(self, w: Tensor) -> bool:
+        return self._weights[0] is w
+
     def warn_if_stale(self, op: str) -> None:
         """Warns if w changed since the last refresh_(), without which training would go on with old weights."""
         seen = _version_of(self._weights[0])
@@ -337,6 +369,19 @@ class WeightCache(torch.nn.Module):
             self.refresh_()
 
         return optimizer.register_step_post_hook(refresh)
+
+
+def live_cache(cache: WeightCache | None, w: Tensor) -> WeightCache | None:
+    """The cache if it is of w; None, with a warning, if another tensor has taken w's place, as when a model is sharded."""
+    if cache is None or cache.is_of(w):
+        return cache
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            "a weight cache is of another tensor than the weight that is multiplied now, as when a model is sharded after it was "
+            "filled, so the weight is quantized in every forward",
+            stacklevel=3,
+        )
+    return None
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:

@@ -11,6 +11,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from moxie.config import AnyConfig, wants_cache
 from moxie.convert_parameter import ViewCache, stacked
 from moxie.converted import Conversion
+from moxie.dtensors import class_of, set_class
 from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 from moxie.steps import note
 
@@ -47,13 +48,14 @@ class MXLinear(nn.Linear):
     @classmethod
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
         """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid."""
-        if type(linear) is not nn.Linear and not isinstance(linear, MXLinear):
+        if class_of(linear) is not nn.Linear and not isinstance(linear, MXLinear):
             raise TypeError(
                 f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
                 "may be one of its own"
             )
         conversion = Conversion(name, config)  # refuses what is no config before anything changes
-        linear.__class__ = type(linear) if isinstance(linear, cls) else cls
+        if not isinstance(linear, cls):
+            set_class(linear, cls)
         converted = cast(MXLinear, linear)
         converted._convert(conversion.config, name)
         return converted
@@ -63,7 +65,7 @@ class MXLinear(nn.Linear):
         self._modules.pop("weight_cache", None)
         self.conversion.ended = True
         del self.conversion
-        self.__class__ = _without_ours(type(self)) if is_parametrized(self) else nn.Linear
+        set_class(self, _without_ours(type(self)) if is_parametrized(self) else nn.Linear)
         return self
 
     def _convert(self, config: AnyConfig, name: str) -> None:
@@ -94,13 +96,14 @@ class MXLinear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         cache = self._cache()
-        if not torch.compiler.is_compiling() and cache is not None and not cache.is_of(self.weight):
-            warnings.warn(
-                f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
-                "a model is sharded, so it is quantized in every forward",
-                stacklevel=2,
-            )
+        if cache is not None and not cache.is_of(self.weight):
             cache = None
+            if not torch.compiler.is_compiling():
+                warnings.warn(
+                    f"MXLinear {self.conversion.name}: another parameter has taken the place of the cached one, as when "
+                    "a model is sharded, so it is quantized in every forward",
+                    stacklevel=2,
+                )
         y = grouped_mm(
             x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias, quantized_w=cache
         )

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from moxie import gemm, moe
+from moxie.dtensors import any_dtensor
 from moxie.recipe import AnyRecipe, Recipe
 from moxie.stats import PARTS, STATS
 
@@ -33,6 +34,13 @@ class Routing:
     ids: Tensor  # int32 [T, k]
     weights: Tensor  # f32 [T, k]
     loss: Tensor  # f32 []
+
+
+class Uncast:
+    """Carries a tensor into a module as it is: FSDP2's mixed precision casts the tensors among a module's arguments."""
+
+    def __init__(self, tensor: Tensor):
+        self.tensor = tensor
 
 
 class Router(nn.Module):
@@ -212,14 +220,16 @@ class GroupedExperts(nn.Module):
         slot_of: Tensor | None = None,
         row_of: Tensor | None = None,
         top_k: int = 1,
-        weights: Tensor | None = None,
+        weights: Tensor | Uncast | None = None,
     ) -> Tensor:
         """x is rows [R, D]; with slot_of and row_of, x is tokens [T, D], and the experts take the rows of permute. With weights
         [T, top_k] too, the result is the weighted sum of each token's rows, [T, D]."""
+        weights = weights.tensor if isinstance(weights, Uncast) else weights
+        cache13, cache2 = gemm.live_cache(self.cache13, self.w13), gemm.live_cache(self.cache2, self.w2)
         route: dict[str, Any] = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
         if not self.collect_stats:
             return gemm.expert_mlp(
-                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=self.cache13, quantized_w2=self.cache2, **route
+                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=cache13, quantized_w2=cache2, **route
             )
         return _ops.expert_mlp.stats(
             x,
@@ -228,15 +238,15 @@ class GroupedExperts(nn.Module):
             self.stats,
             offs,
             recipe=self.recipe,
-            quantized_w13=_tensors(self.cache13),
-            quantized_w2=_tensors(self.cache2),
+            quantized_w13=_tensors(cache13),
+            quantized_w2=_tensors(cache2),
             **route,
         )
 
     def refresh_(self) -> None:
         # By name: the parameters may be other objects by now.
         for cache, weight in ((self.cache13, self.w13), (self.cache2, self.w2)):
-            if cache is not None:
+            if cache is not None and not any_dtensor(weight):  # what is sharded is quantized in every forward
                 cache.refresh_(weight)
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
@@ -378,12 +388,16 @@ class MoE(nn.Module):
         return optimizer.register_step_post_hook(lambda *_: self.refresh_())
 
     def forward(self, x: Tensor) -> Tensor:
+        if any_dtensor(x):
+            from moxie.distributed import products
+
+            return products.on_whole_tokens(self, x)
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.router(tokens)
         if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
-        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=routing.weights)
+        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=Uncast(routing.weights))
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)

@@ -1,0 +1,12 @@
+"""Sharded models: FSDP2, tensor parallelism and checkpoints (docs/DISTRIBUTED.md).
+
+`moxie.grouped_mm`, `moxie.expert_mlp`, `MXLinear` and `moxie.nn.MoE` take DTensors as they are; `quantize_` converts a model
+before or after `fully_shard`. Here is what torch has no name for.
+"""
+
+from moxie.distributed.agree import agree
+from moxie.distributed.fsdp import quantize_all_gather_
+from moxie.distributed.placement import gate_up_shard
+from moxie.distributed.tensor_parallel import ExpertTensorParallel
+
+__all__ = ["ExpertTensorParallel", "agree", "gate_up_shard", "quantize_all_gather_"]

@@ -1,0 +1,43 @@
+"""What conversion and products ask about sharding, without importing torch.distributed.tensor or fsdp, which takes a second."""
+
+import sys
+from typing import Any
+
+from torch import Tensor, nn
+
+_PLAIN = (Tensor, nn.Parameter, type(None))
+
+
+def any_dtensor(*values: Any) -> bool:
+    """Whether one of the values is a DTensor."""
+    if all(type(value) in _PLAIN for value in values):
+        return False
+    from torch.distributed.tensor import DTensor
+
+    return any(isinstance(value, DTensor) for value in values)
+
+
+def class_of(module: nn.Module) -> type:
+    """The class of the module; of one that FSDP2's fully_shard has given a class of its own, the class before."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    cls = type(module)
+    return cls.__bases__[1] if fsdp is not None and len(cls.__bases__) == 2 and cls.__bases__[0] is fsdp.FSDPModule else cls
+
+
+def set_class(module: nn.Module, cls: type) -> None:
+    """Changes the class of the module; one that FSDP2 shards stays so."""
+    if class_of(module) is not type(module):
+        members = {
+            name: value for name, value in vars(type(module)).items() if name not in ("__dict__", "__weakref__", "__doc__")
+        }
+        cls = type(f"FSDP{cls.__name__}", (type(module).__bases__[0], cls), members)
+    module.__class__ = cls
+
+
+def gathered_plain(model: nn.Module) -> set[int]:
+    """The ids of the DTensors that are plain parameters while FSDP2 has gathered them."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return set()
+    from moxie.distributed.fsdp import sharded_parameters
+
+    return {id(param.sharded_param) for param in sharded_parameters(model) if not param.is_dtensor}
