@@ -1,5 +1,5 @@
-// The padding of a group's last block, made zero in shared memory. Needs no header of the toolkit:
-// a test runs it on a CPU.
+// Zeroes the padding of a group's last block in shared memory. Includes no CUDA headers, so that a
+// test runs it on a CPU.
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
@@ -7,9 +7,9 @@
 
 namespace moxie::sm90 {
 
-// Zeros in the bytes from `live` on of rows of kTileK bytes. One of `warps` warps, of which this is
-// `warp`, takes every warps * 32nd row. TMA wrote them with its swizzle of 128 bytes: of row
-// r, the 16 bytes that would be in place c are in place c ^ (r % 8).
+// Zeroes the bytes from `live` on in each of `count` rows of kTileK bytes. Called by `warps` warps,
+// of which this is number `warp`; each lane takes every (warps * 32)-th row. TMA has written the
+// rows with its 128-byte swizzle: the c-th 16 bytes of row r are at place c ^ (r % 8).
 __device__ inline void clear_tail(uint8_t* rows, int count, int live, int warp, int warps) {
   constexpr int kPiece = 16;
   for (int r = warp * cuda::kWarp + cuda::lane_index(); r < count; r += warps * cuda::kWarp)

@@ -1,9 +1,8 @@
-// Consumers: two or three warpgroups that multiply, promote the products every 128 of k, and have
-// the sums stored.
+// Consumers: two or three warpgroups that multiply, promote the product after every step (128 of
+// k), and hand the sums to the epilogue.
 //
-// What binds them is the issue of instructions: beside wgmma, which keeps registers busy, a warp
-// gets to issue every second clock at best. So the loop over the steps counts every one of them,
-// and four steps at a time share what they can.
+// Instruction issue is the bottleneck: while wgmma occupies the register file, a warp issues at
+// most every second clock. So every instruction of a step counts, and steps are unrolled by four.
 #pragma once
 
 #include "moxie/core/gemm/mainloop.cuh"
@@ -17,8 +16,8 @@ class Consumer {
   __device__ Consumer(const GemmParams& p, GemmShared<Tile>& shared)
       : p_(p), shared_(shared), ring_(shared), stages_(shared) {}
 
-  // Calls store(work, sums) for each tile. The first product of the next one that has rows for this
-  // warpgroup is under way then, if that is the very next.
+  // Calls store(work, sums) for each tile. store() overlaps the first product of the next tile, if
+  // that tile has rows for this warpgroup.
   template <class Store>
   __device__ __forceinline__ void run(Store&& store) {
     Product product, sums;
@@ -44,7 +43,7 @@ class Consumer {
   struct Now {
     const Work* work;
     int valid, steps;
-    int rows;  // from this warpgroup's first on; none: it has nothing to multiply
+    int rows;  // from this warpgroup's first row on; <= 0: it has nothing to multiply
   };
 
   __device__ __forceinline__ Now next_tile() {
@@ -54,38 +53,48 @@ class Consumer {
     return {&work, uniform(work.valid), steps, steps > 0 ? rows : 0};
   }
 
-  // Issues the first product, so that the pipe has work while the tile before is stored.
+  // Issues a tile's first product, which runs while the previous tile is stored.
   __device__ __forceinline__ void begin(const Now& tile, Product& product) {
     if (tile.rows <= 0) return;
     stages_.wait();
     issue(stages_.descriptors(), product);
   }
 
-  // The first product is under way; in the end that of the next tile is, if that is live.
+  // All steps of a tile. On entry its first product is in flight; on return the next tile's first
+  // product is, if next_live. A product stays in flight between any two steps.
   __device__ __forceinline__ void multiply(const Now& tile, bool next_live, Product& product,
                                            Product& sums) {
     int left = tile.steps;
-    // With four scales of b the compiler would multiply in place, and wait for wgmma everywhere.
-    if (Tile::kSpans > 1 || next_is_wild())
+    const auto more = [&] { return left > 0 || next_live; };
+    // With four scales of b, kFirst would make the compiler multiply in place, and wait for wgmma
+    // in every step.
+    if (Tile::kSpans > 1 || next_is_wild()) {
       ptx::clear_registers(sums);
-    else if (left >= kQuad)
-      steps<kQuad, Promotion::kFirst>(left, next_live, product, sums);
-    else
-      steps<1, Promotion::kFirst>(left, next_live, product, sums);
+    } else if (left >= kQuad) {
+      left -= kQuad;
+      steps<kQuad, Promotion::kFirst>(more(), product, sums);
+    } else {
+      left -= 1;
+      steps<1, Promotion::kFirst>(more(), product, sums);
+    }
     while (left > 0) {
       if (next_is_wild()) {
         wild_step(*tile.work, tile.steps - left, product, sums);
-        if (--left > 0 || next_live) {
+        left -= 1;
+        if (more()) {
           stages_.wait();
           issue(stages_.descriptors(), product);
         }
       } else if (left >= kQuad) {
-        // The usual steps have this loop to themselves: jumps over rare code cost 6 %.
+        // A loop for the common case alone: jumps over the rare code cost 6 %.
 #pragma unroll 1
-        do steps<kQuad, Promotion::kAdd>(left, next_live, product, sums);
-        while (left >= kQuad && !next_is_wild());
+        do {
+          left -= kQuad;
+          steps<kQuad, Promotion::kAdd>(more(), product, sums);
+        } while (left >= kQuad && !next_is_wild());
       } else {
-        steps<1, Promotion::kAdd>(left, next_live, product, sums);
+        left -= 1;
+        steps<1, Promotion::kAdd>(more(), product, sums);
       }
     }
   }
@@ -94,14 +103,14 @@ class Consumer {
     return is_wild(shared_.scales[stages_.slot()]);
   }
 
-  // Tame ones. While a product is under way everything else is made ready.
+  // kSteps steps without wild scales. Each step waits for the product in flight, promotes it and
+  // issues the next one; everything else is prepared while the product is in flight.
+  // more_after: a product follows the last step.
   template <int kSteps, Promotion kFirstPromotion>
-  __device__ __forceinline__ void steps(int& left, bool next_live, Product& product,
-                                        Product& sums) {
-    left -= kSteps;
+  __device__ __forceinline__ void steps(bool more_after, Product& product, Product& sums) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const bool more = i + 1 < kSteps || left > 0 || next_live;
+      const bool more = i + 1 < kSteps || more_after;
       const int done = stages_.slot();
       typename StepFactors<Tile>::Factors factors;
       factors_.read(shared_.scales[done], factors);
@@ -118,7 +127,7 @@ class Consumer {
     }
   }
 
-  // Any scales: codes are read again.
+  // One step with any scales; reads their codes from global memory.
   __device__ __forceinline__ void wild_step(const Work& work, int step, Product& product,
                                             Product& sums) {
     const int done = stages_.slot(), k = work.k_begin + step;

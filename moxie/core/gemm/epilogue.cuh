@@ -1,6 +1,6 @@
-// Registers to global memory. bf16 goes through shared memory and the copy engine, 16 rows of a
-// warp at a time, while the next tile is multiplied; f32, and 16 rows that a group ends among, are
-// stored from registers.
+// The epilogue: registers to global memory. bf16 goes through shared memory and TMA, 16 rows of a
+// warp at a time, while the next tile is multiplied. f32, and 16-row pieces in which a group ends,
+// are stored from registers.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,7 @@
 
 namespace moxie::sm90 {
 
-// Unlike cuda::to_bf16_pair(): a NaN keeps the bits the GPU gives it.
+// Unlike cuda::to_bf16_pair(), does not canonicalize NaN.
 __device__ __forceinline__ uint32_t to_bf16_pair_any_nan(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return reinterpret_cast<const uint32_t&>(pair);
@@ -27,7 +27,7 @@ __device__ inline float bias_at(const GemmParams& p, int64_t i) {
 template <class Tile, class Out>
 class Epilogue {
  public:
-  // Neighbouring columns of the result that a thread holds: gemm_kernel.cuh, b_map.
+  // A thread holds runs of kRun neighbouring columns; see b_map in gemm_kernel.cuh.
   static constexpr int kRun = sizeof(Out) == 2 ? 2 : 4;
   static constexpr int kFold = 4 * kRun;
 
@@ -38,7 +38,7 @@ class Epilogue {
     if (Tile::kRagged == Ragged::kDepth && p_.add && uniform(work.k_blocks) == 0) return;
     if (Tile::kRagged == Ragged::kRows && p_.bias && uniform(work.group) < p_.groups)
       add_bias(work, sums);
-    // What the copy engine is told has to be uniform, or each store is a loop over the lanes.
+    // TMA coordinates must be uniform, or the compiler makes each store a loop over the lanes.
     const int first_row =
         uniform(work.row + (Tile::kRagged == Ragged::kDepth ? work.group * p_.m : 0));
     const int col = uniform(work.col), warp_row = uniform(Rows::of_warp());
@@ -50,14 +50,14 @@ class Epilogue {
       store_rows(first_row + warp_row, col, rows, sums);
   }
 
-  // Before the CTA ends: its shared memory is read until then.
+  // Call before the CTA exits: TMA may still be reading its shared memory.
   __device__ void finish() const {
     if (cuda::lane_index() == 0) ptx::bulk_wait_group_read<0>();
   }
 
  private:
   static __device__ int column(int chunk) { return chunk * kFold + cuda::lane_index() % 4 * kRun; }
-  // Where wgmma leaves column(chunk) + i of the first or second row.
+  // Index in Product of column(chunk) + i of the thread's first (half 0) or second row.
   static constexpr __device__ int index(int chunk, int half, int i) {
     return 4 * (chunk * kRun / 2 + i / 2) + 2 * half + i % 2;
   }
@@ -81,10 +81,10 @@ class Epilogue {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       StoreBox& box = boxes_[half % Tile::kBoxes];
-      // The store that had this box has been read; the one after it may still be.
+      // Waits until TMA has read this box's previous content; stores of other boxes may be pending.
       if (lane == 0) ptx::bulk_wait_group_read<Tile::kBoxes - 1>();
       __syncwarp();
-      // A matrix of 8 x 8 is 16 bytes of 8 rows; the swizzle moves it by the row.
+      // An 8 x 8 matrix of stmatrix is 16 bytes of 8 rows; the 128-byte swizzle xors in the row.
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         const int place = (j + lane / 16) ^ box_row % 8;
@@ -106,7 +106,7 @@ class Epilogue {
     }
   }
 
-  // Those of this warp, from first_row on.
+  // Stores `rows` rows of this warp from registers, from first_row on.
   __device__ __forceinline__ void store_rows(int64_t first_row, int col, int rows,
                                              const Product& sums) const {
 #pragma unroll

@@ -1,4 +1,4 @@
-// The kernel of all passes, and its launch.
+// The GEMM kernel of all three passes, and its launch.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +15,7 @@
 
 namespace moxie::sm90 {
 
-// The scheduler's side of the ring: one warp.
+// The scheduler warp: the writer of the ring of tiles.
 template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
   std::conditional_t<Tile::kRagged == Ragged::kRows, RowsSchedule<Tile>, WgradSchedule<Tile>>
@@ -77,10 +77,10 @@ __global__ __launch_bounds__(Tile::kThreads,
     consumer.run([&](const Work& work, Product& sums) { epilogue.store(work, sums); });
     epilogue.finish();
   }
-  ptx::cluster_sync();  // a CTA that ended could no longer be told that a stage is free
+  ptx::cluster_sync();  // the other CTA may still arrive at barriers in this one's shared memory
 }
 
-// a [outer, k]: rows of 128 along k, as many as one CTA of the pair loads.
+// a [outer, k]: a box is 128 along k and the rows that one CTA of the pair loads.
 inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
   return ptx::make_tensor_map<2>({.data = data,
                                   .size = {uint64_t(k), uint64_t(outer)},
@@ -88,9 +88,9 @@ inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
                                   .box = {kTileK, uint32_t(rows)}});
 }
 
-// b [outer, k], its rows loaded in another order. Of each fold = 4 * run rows, wgmma gives lane q
-// (of four) columns 8j + 2q and 8j + 2q + 1 for every j; row run * q + 2j + e is put there, so that
-// its results are `run` neighbours. A run of 2 is the order they have.
+// b [outer, k], with its rows reordered on load so that each thread's results are runs of `run`
+// neighbouring columns. wgmma gives lane q of four the columns 8j + 2q + e (e = 0, 1) of each
+// fold = 4 * run; the map puts row run * q + 2j + e there. run = 2 is the natural order.
 inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out) {
   const auto row = static_cast<uint64_t>(k);
   const uint32_t run = out == Format::kBf16 ? 2 : 4, fold = 4 * run;
@@ -100,7 +100,7 @@ inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out)
                                   .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
 }
 
-// out [rows, n] in bf16, in bytes: a StoreBox.
+// out [rows, n] of bf16, described in bytes; a box is a StoreBox.
 inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
   if (out.format != Format::kBf16) return {};
   const auto row = static_cast<uint64_t>(2 * n);
@@ -110,13 +110,13 @@ inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
                                   .box = {StoreBox::kBytes, StoreBox::kRows}});
 }
 
-// Pairs of CTAs that run at a time on the current device.
+// Pairs of CTAs that the current device runs at once (one CTA per SM).
 inline int pairs_at_once() { return min(num_multiprocessors(-1) / kCluster, kMaxPairs); }
 
 struct GemmLaunch {
   std::string_view op;
   void* stream;
-  int64_t pairs;  // of CTAs that there can be work for
+  int64_t pairs;  // upper bound of the pairs of CTAs that have work
 };
 
 template <class Tile, class Out>

@@ -1,5 +1,5 @@
-// The Hopper GEMM: what its shared memory holds, and what the kernel receives.
-// docs/kernels/grouped_gemm.md has the reasons and the measurements.
+// The Hopper GEMM: its shared memory and its kernel parameters. docs/kernels/grouped_gemm.md has
+// the reasons and the measurements.
 #pragma once
 
 #include <cuda.h>
@@ -13,15 +13,15 @@
 
 namespace moxie::sm90 {
 
-inline constexpr int kMaxShared = 227 << 10;
+inline constexpr int kMaxShared = 227 << 10;  // shared memory of one CTA on sm_90
 
-// What one warp writes before the copy engine takes it: 64 columns in bf16.
+// Staging buffer of one TMA store: 16 rows of one warp, 64 bf16 columns.
 struct StoreBox {
   static constexpr int kRows = 16, kBytes = 128;
   alignas(1024) uint8_t bytes[kRows * kBytes];
 };
 
-// Factors that b's scales have, where a tile meets more than one.
+// Scales of b for one step, if a tile spans more than one scale of b.
 template <int kSpans>
 struct SpanScales {
   alignas(16) uint32_t spans[kSpans];
@@ -29,14 +29,15 @@ struct SpanScales {
 template <>
 struct SpanScales<1> {};
 
-// The scales of one step, as bits that f32 have for an exponent. A word has those of two rows, in
-// 16 bits each: of row r and, above, of row r + 8, which are what a thread of wgmma holds (Rows).
-// If there is one scale of b they are products with it, else b's, to be added, are in spans. wild:
-// whether one of the scales of these four steps, in either half of the rows, is wild
-// (scale_codes.cuh); the others are then anything.
+// The scales of one step, stored as f32 exponent fields.
 template <class Tile>
 struct StepScales : SpanScales<Tile::kSpans> {
+  // Row r in the low 16 bits, row r + 8 in the high 16 bits: the two rows that one wgmma thread
+  // holds (struct Rows). With one scale of b per tile this is the product of both scales; with
+  // more, the exponents in `spans` are added to it.
   uint32_t pairs[Tile::kM / 2];
+  // Per scale warp: nonzero if any scale of the current four steps is wild (scale_codes.cuh);
+  // `pairs` and `spans` are then undefined.
   alignas(4) uint16_t wild[Tile::kScaleWarps];
 };
 
@@ -48,14 +49,14 @@ struct GemmShared {
   } stage[Tile::kStages];
   StoreBox out[Tile::kConsumerWarps][Tile::kBoxes];
   StepScales<Tile> scales[Tile::kStages];
-  uint64_t full[Tile::kStages];   // copy engine, scale warps -> consumers: all is there
-  uint64_t empty[Tile::kStages];  // consumers of both CTAs -> those: may be overwritten
+  uint64_t full[Tile::kStages];   // TMA, scale warps -> consumers: operands and scales are there
+  uint64_t empty[Tile::kStages];  // consumers of both CTAs -> TMA, scale warps: may be overwritten
   static constexpr int kWorks = 4;
   Work work[kWorks];
   uint64_t work_full[kWorks];   // scheduler -> all others
-  uint64_t work_empty[kWorks];  // and back
+  uint64_t work_empty[kWorks];  // all others -> scheduler
   ScheduleShared<Tile::kRagged> schedule;
-  uint64_t loaded[Tile::kStages];  // Padding::kAnything: copy engine -> scalers, before full
+  uint64_t loaded[Tile::kStages];  // Padding::kAnything: TMA -> scale warps, which then clear it
 };
 
 template <class Tile, int kRows>
@@ -65,8 +66,8 @@ static_assert(kFits<TallTile<Ragged::kDepth>, kTallRows>);
 static_assert(kFits<FlatTile<Ragged::kRows>, kFlatRows>);
 static_assert(kFits<FlatTile<Ragged::kDepth>, kFlatRows>);
 
-// Scales in quads: the codes of four steps of a row are a word, and rows lie side by side. There
-// is a word for 16 bytes of the operand at least: 32 bits count them all.
+// Scales in quads: one word holds a row's codes of four steps, and the words of neighbouring rows
+// are adjacent. A word covers at least 16 bytes of the operand, so 32-bit indices suffice.
 struct ScaleMatrix {
   const uint32_t* words;  // [matrices, quads, rows]
   uint32_t rows, quads;
@@ -86,9 +87,9 @@ struct GemmParams : ScheduleParams {
   void* out;
   const void* bias;  // or nullptr
   Format bias_format;
-  int bias_stride;      // from one group's to the next; 0: one for all
+  int bias_stride;      // elements from one group's bias to the next; 0: all groups share one
   int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
-  int throttle;         // kDepth: which counter (throttle.cuh); the launch sets it
+  int throttle;         // kDepth: index of the counter (throttle.cuh), set at launch
   bool add;             // kDepth: out += instead of =
 };
 

@@ -1,5 +1,5 @@
-// The spec as loops: products of decoded elements, exact in f64, summed in f64 in the order of k,
-// rounded to f32 once and then to the format of the result.
+// The spec as loops: products of decoded elements are exact in f64 and summed in f64 in the order
+// of k; the sum is rounded to f32 once, then to the format of the result.
 #include <cmath>
 
 #include "moxie/core/base/parallel.h"
@@ -9,7 +9,7 @@
 namespace moxie::ref {
 namespace {
 
-// Element [outer, k] of matrix g. e4m3 times a power of two: exact in f64 wherever it lies.
+// Element [outer, k] of matrix g: e4m3 times a power of two, always exact in f64.
 double at(const GemmOperand& operand, int64_t g, int64_t outer, int64_t k) {
   const Shape& q = operand.qdata.shape;
   const int64_t row = g * q.dim(-2) + outer;
@@ -24,7 +24,7 @@ double at(const GemmOperand& operand, int64_t g, int64_t outer, int64_t k) {
   return std::ldexp(static_cast<double>(value), scale.code - 127);
 }
 
-// Rounded to f32 once, then to the format of the result.
+// Rounds to f32, then to the format of the result.
 void put(const FloatView& out, int64_t i, double value) {
   put_value(out, i, static_cast<float>(value));
 }

@@ -7,19 +7,19 @@
 namespace moxie {
 namespace {
 
-// b is a stack of weights, so its groups are counted; a has rows that fall into as many.
+// b has one matrix per group of rows of a.
 Panels check(const GroupedMmArgs& args, Backend backend) {
   const Shape a = args.a.qdata.shape, b = args.b.qdata.shape;
   const Panels panels = make_panels("grouped_mm", a, args.offs, backend);
   MOXIE_CHECK(a.dims == 2 && b.dims == 3,
               "grouped_mm: a must be [rows, k] and b [groups, n, k], got ", a, " and ", b);
   MOXIE_CHECK(a[1] == b[2], "grouped_mm: a and b must have the same k, got ", a[1], " and ", b[2]);
-  MOXIE_CHECK(b[0] == panels.count, "grouped_mm: b has ", b[0], " matrices for ", panels.count,
-              " groups");
+  MOXIE_CHECK(b[0] == panels.count, "grouped_mm: b must have one matrix for each of ", panels.count,
+              " groups, got ", b[0]);
   check_gemm_operand("grouped_mm", "a", args.a);
   check_gemm_operand("grouped_mm", "b", args.b);
   MOXIE_CHECK(args.a.outer_block == 1 || !args.offs,
-              "grouped_mm: with offs a's blocks must be one row tall, got ", args.a.outer_block);
+              "grouped_mm: with offs, blocks of a must be one row tall, got ", args.a.outer_block);
   check_shape("grouped_mm", "out", args.out.shape, {a[0], b[1]});
   check_bias("grouped_mm", args.bias, panels.count, b[1]);
   return panels;

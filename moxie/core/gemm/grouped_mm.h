@@ -1,4 +1,4 @@
-// grouped_mm: rows of group g times the matrix of group g, transposed,
+// grouped_mm: multiplies the rows of group g with the transposed matrix of group g,
 //   out[r, n] = sum over k of a[r, k] * b[g, n, k]  (+ bias[g, n])           for r in group g.
 // forward is a = x rowwise, b = w rowwise; dgrad is a = dy rowwise, b = w colwise ([G, K, N]).
 #pragma once
@@ -18,11 +18,11 @@ struct GroupedMmArgs {
   FloatView out = {};                                 // [R, N]; rows that no group covers are 0
 };
 
-// On a GPU this is the Hopper kernel, which takes what why_not_sm90() has nothing to say about; on
-// a CPU it is ref, for comparison (the torch layer multiplies with the machine's own product).
+// On a GPU this is the Hopper kernel, for arguments that why_not_sm90() accepts. On a CPU it is the
+// reference, for tests: the torch layer multiplies with torch's own GEMM there.
 void grouped_mm(const GroupedMmArgs& args, const Exec& exec);
 
-// The first rule of the Hopper kernel that the problem breaks, in words; empty if none.
+// The first rule of the Hopper kernel that the arguments break, in words; empty if they break none.
 std::string why_not_sm90(const GroupedMmArgs& args);
 
 }  // namespace moxie

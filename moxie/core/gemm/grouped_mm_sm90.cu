@@ -36,7 +36,7 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
   p.k_blocks = static_cast<int>(k_blocks);
   p.b_rows_of_group = static_cast<int>(n);
   p.band = tile.band;
-  // Every group and the rows that none covers can waste a tile less one row.
+  // Upper bound: each group, and the uncovered rows at the end, can add one partial tile.
   const int64_t tiles = ceil_div<int64_t>(rows, tile.rows) + groups + 1;
   const int64_t pairs = tiles * ceil_div<int64_t>(n, kTileN * kCluster);
   launch_gemm<Ragged::kRows>({"grouped_mm", stream, pairs}, p, tile, args.out.format);

@@ -14,7 +14,7 @@ Panels check(const GroupedWgradArgs& args, Backend backend) {
               b);
   const Panels panels = make_panels("grouped_wgrad", {args.rows, a[0]}, args.offs, backend);
   MOXIE_CHECK(args.a.k_block == args.b.k_block,
-              "grouped_wgrad: a and b must have as many rows per block, got ", args.a.k_block,
+              "grouped_wgrad: a and b must have the same rows per block, got ", args.a.k_block,
               " and ", args.b.k_block);
   const int64_t padded = colwise_k(args.rows, num_groups(args.offs), args.a.k_block);
   check_shape("grouped_wgrad", "a", a, {a[0], padded});
@@ -23,7 +23,7 @@ Panels check(const GroupedWgradArgs& args, Backend backend) {
   check_gemm_operand("grouped_wgrad", "b", args.b);
   check_shape("grouped_wgrad", "out", args.out.shape, {panels.count, a[0], b[0]});
   MOXIE_CHECK(args.sum == Sum::kOverwrite || args.out.format == Format::kF32,
-              "grouped_wgrad: only f32 gradients are added to, got ", name(args.out.format));
+              "grouped_wgrad: out must be f32 to add to it, got ", name(args.out.format));
   return panels;
 }
 

@@ -1,7 +1,6 @@
-// grouped_wgrad: the contraction runs over the rows of each group,
+// grouped_wgrad: contracts the rows of each group,
 //   out[g, n, k] = sum over r in group g of a[n, r] * b[k, r].
-// a = dy colwise, b = x colwise; r counts padded rows, each group's padding being in its own last
-// block.
+// a = dy colwise, b = x colwise. r counts padded rows: each group is padded to whole blocks.
 #pragma once
 
 #include <string>
@@ -15,18 +14,18 @@ enum class Sum : uint8_t {
   kAdd,  // out += the sum: gradient accumulation into an f32 main gradient
 };
 
-// What the elements of a and b hold in the padding of a group. It adds nothing in either case.
+// What a and b hold in the padding of a group. The padding never contributes to the result.
 enum class Padding : uint8_t {
-  kZeros,     // as quantizers leave it
-  kAnything,  // whatever a caller has put there: Hopper's kernel makes it zero on the way
+  kZeros,     // zeros, as the quantizers write
+  kAnything,  // any bytes; the Hopper kernel zeroes them in shared memory
 };
 
 struct GroupedWgradArgs {
   GemmOperand a;                     // [N, padded R]
-  GemmOperand b;                     // [K, padded R], of the same k_block
+  GemmOperand b;                     // [K, padded R], same k_block as a
   int64_t rows = 0;                  // R
-  OptionalOffs offs = std::nullopt;  // [G], in rows before padding; absent: one group
-  FloatView out = {};                // [G, N, K]; an empty group's is 0 (or stays, under kAdd)
+  OptionalOffs offs = std::nullopt;  // [G], in unpadded rows; absent: one group
+  FloatView out = {};                // [G, N, K]; 0 for an empty group (unchanged under kAdd)
   Sum sum = Sum::kOverwrite;
   Padding padding = Padding::kZeros;
 };

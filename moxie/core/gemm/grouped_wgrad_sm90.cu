@@ -3,8 +3,8 @@
 
 namespace moxie::sm90 {
 
-// The contraction is a run of k blocks in buffers that all groups share, so one description of each
-// buffer serves every group.
+// A group is a range of k blocks in buffers that all groups share, so one tensor map per buffer
+// serves every group.
 void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* stream) {
   const int64_t groups = panels.count, padded = args.a.qdata.dim(1);
   const int64_t m = args.out.dim(1), n = args.out.dim(2);

@@ -1,5 +1,5 @@
-// What a consumer warpgroup does with a stage: multiply what is in it, and promote the product,
-// scaled, into f32.
+// The main loop of a consumer warpgroup: multiply a stage with wgmma, then promote (scale and add)
+// the product into f32 sums.
 #pragma once
 
 #include "moxie/core/gemm/work_ring.cuh"
@@ -7,16 +7,15 @@
 
 namespace moxie::sm90 {
 
-// What a consumer thread holds of a product, and of the sums of products; wgmma.cuh says which rows
-// and columns.
+// One thread's part of a 64 x 128 product or of its sums; wgmma.cuh says which rows and columns.
 using Product = float[64];
 
-// Of the operands of one stage: what wgmma_descriptor_low gives.
+// The low words (wgmma_descriptor_low) of the descriptors of one stage's operands.
 struct StageDescriptors {
   uint32_t a, b;
 };
 
-// A warpgroup's side of the ring of stages. Addresses are made once, for the first stage.
+// A consumer warpgroup's side of the ring of stages. Addresses are computed once, for stage 0.
 template <class Tile>
 class Stages {
  public:
@@ -32,14 +31,14 @@ class Stages {
   __device__ __forceinline__ int slot() const { return at_.slot; }
   __device__ __forceinline__ void advance() { at_.advance(); }
   __device__ __forceinline__ void wait() { ptx::mbarrier_wait(&shared_.full[at_.slot], at_.phase); }
-  // A stage is free once every warp of both CTAs has said so: a was loaded by both. Two lanes speak
-  // for all, whose reads of the stage's scales come first.
+  // A stage is free once every consumer warp of both CTAs has arrived, because both CTAs load a.
+  // Lane i arrives at CTA i on behalf of its warp, after all lanes have read the stage's scales.
   __device__ __forceinline__ void release(int slot) {
     __syncwarp();
     if (cuda::lane_index() < kCluster)
       ptx::mbarrier_arrive_cluster(first_empty_ + static_cast<uint32_t>(slot * sizeof(uint64_t)));
   }
-  // Of a tile in which this warpgroup has no rows.
+  // Passes over the stages of a tile in which this warpgroup has no rows.
   __device__ __forceinline__ void skip(int steps) {
     for (int step = 0; step < steps; ++step, advance()) {
       wait();
@@ -47,7 +46,7 @@ class Stages {
     }
   }
 
-  // Rows of a tile from this warpgroup's first on; less than one if it has none.
+  // The tile's rows from this warpgroup's first row on; <= 0 if it has none.
   __device__ __forceinline__ int rows_of(const Work& work) const {
     return uniform(work.rows - warpgroup_ * kWgmmaM);
   }
@@ -79,9 +78,9 @@ __device__ __forceinline__ void finish(Product& product) {
   ptx::keep_in_registers(product);
 }
 
-enum class Promotion { kFirst, kAdd };  // sums are what is promoted; or it is added
+enum class Promotion { kFirst, kAdd };  // sums = scaled product; sums += scaled product
 
-// factors: for the thread's first and second row, per span of columns that share a scale of b.
+// factors: for the thread's two rows, and each span of columns that shares a scale of b.
 template <Promotion kPromotion, int kSpans>
 __device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const Product& product,
                                         Product& sums) {
@@ -94,7 +93,7 @@ __device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const
   }
 }
 
-// The same for any scales: factors(half, span) gives wild_factors.
+// promote() for arbitrary scales: factors(half, span) returns wild_factors().
 template <int kSpans, class Factors>
 __device__ __forceinline__ void promote_wild(Factors&& factors, const Product& product,
                                              Product& sums) {

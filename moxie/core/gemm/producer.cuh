@@ -1,4 +1,4 @@
-// The copy engine's commands: it fills the ring of stages.
+// The producer: fills the ring of stages with TMA loads.
 #pragma once
 
 #include "moxie/core/gemm/throttle.cuh"
@@ -7,8 +7,8 @@
 
 namespace moxie::sm90 {
 
-// One thread. Both CTAs of a pair need the same rows of a: each loads half of them into both.
-// kFold: gemm_kernel.cuh, b_map.
+// Runs in one thread. Both CTAs of a pair need the same rows of a: each loads half of them and
+// multicasts it to both. kFold: see b_map in gemm_kernel.cuh.
 template <int kFold, class Tile>
 __device__ void produce(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
   constexpr int kHalf = Tile::kM / kCluster;

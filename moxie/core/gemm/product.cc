@@ -11,27 +11,30 @@ Panels check(const ProductArgs& args, Backend backend) {
   const Shape &a = args.a.shape, &b = args.b.shape;
   MOXIE_CHECK(a.dims == 2, "product: a must be [rows, cols], got ", a);
   const Panels panels = make_panels("product", a, args.offs, backend);
-  MOXIE_CHECK(args.a.format == args.b.format, "product: a and b must be of one format, got ",
+  MOXIE_CHECK(args.a.format == args.b.format, "product: a and b must have the same format, got ",
               name(args.a.format), " and ", name(args.b.format));
   const bool wgrad = args.pass == Pass::kWgrad;
   MOXIE_CHECK(b.dims == (wgrad ? 2 : 3), "product: b must be ",
               wgrad ? "[rows, k]" : "[groups, n, k]", ", got ", b);
   if (wgrad) {
-    MOXIE_CHECK(b[0] == a[0], "product: a and b must have as many rows, got ", a[0], " and ", b[0]);
+    MOXIE_CHECK(b[0] == a[0], "product: a and b must have the same number of rows, got ", a[0],
+                " and ", b[0]);
     check_shape("product", "out", args.out.shape, {panels.count, a[1], b[1]});
   } else {
     const bool forward = args.pass == Pass::kForward;
-    MOXIE_CHECK(b[0] == panels.count, "product: b has ", b[0], " matrices for ", panels.count,
-                " groups");
-    MOXIE_CHECK(a[1] == (forward ? b[2] : b[1]), "product: ", name(args.pass), " contracts ", a[1],
-                " of a and ", forward ? b[2] : b[1], " of b");
+    MOXIE_CHECK(b[0] == panels.count, "product: b must have one matrix for each of ", panels.count,
+                " groups, got ", b[0]);
+    MOXIE_CHECK(a[1] == (forward ? b[2] : b[1]),
+                "product: a and b must have the same size in the contracted dimension of ",
+                name(args.pass), ", got ", a[1], " and ", forward ? b[2] : b[1]);
     check_shape("product", "out", args.out.shape, {a[0], forward ? b[1] : b[2]});
   }
   MOXIE_CHECK(!args.bias || args.pass == Pass::kForward, "product: ", name(args.pass),
               " takes no bias");
   check_bias("product", args.bias, panels.count, args.out.dim(1));
   MOXIE_CHECK(args.sum == Sum::kOverwrite || (wgrad && args.out.format == Format::kF32),
-              "product: only f32 gradients are added to");
+              "product: only the f32 result of wgrad can be added to, got ", name(args.pass),
+              " to ", name(args.out.format));
   return panels;
 }
 

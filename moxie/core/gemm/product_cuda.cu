@@ -1,4 +1,4 @@
-// Plain and correct: one CTA per 128 x 64 of the result, 8 x 4 of it per thread, f32 throughout.
+// A simple GEMM: one CTA per 128 x 64 of the result, 8 x 4 elements per thread, f32 arithmetic.
 #include <cuda_bf16.h>
 
 #include "moxie/core/base/cuda.cuh"
@@ -9,11 +9,11 @@ namespace moxie::cuda {
 namespace {
 
 constexpr int kTileCols = 64;
-constexpr int kTileK = 16;
-constexpr int kRowsEach = 8, kColsEach = 4;  // (128 / 8) * (64 / 4) threads
+constexpr int kTileK = 16;                   // 12 KB of shared memory in f32
+constexpr int kRowsEach = 8, kColsEach = 4;  // per thread: (128 / 8) * (64 / 4) threads
 static_assert(kTileRows / kRowsEach * (kTileCols / kColsEach) == kThreads);
 
-// An operand as [outer, k] with strides: the contraction may run down its columns.
+// An operand as [outer, k] with strides: k may be its rows or its columns.
 template <class T>
 struct Strided {
   const T* data;
@@ -25,7 +25,7 @@ struct Strided {
 };
 
 struct Storage {
-  float a[kTileK][kTileRows + 4];
+  float a[kTileK][kTileRows + 4];  // + 4: spreads a column over the banks
   float b[kTileK][kTileCols + 4];
 };
 
@@ -34,15 +34,15 @@ struct ProductParams {
   Pass pass;
   Panels panels;  // rows of a
   const T *a, *b;
-  int64_t a_cols, b_cols;  // of a row of a, and of b
-  int64_t m, n;            // wgrad: of one result; else n alone
-  ConstFloatView bias;     // may have no data
+  int64_t a_cols, b_cols;  // columns of a and of b
+  int64_t m, n;            // rows (wgrad only) and columns of a result
+  ConstFloatView bias;     // data may be nullptr
   void* out;
   bool out_f32, add;
   int64_t col_tiles, row_tiles, tiles;
 };
 
-// sum[i][j] += a [rows, k] b^T [cols, k]; what lies outside is 0.
+// sum += a [rows, k] * b [cols, k]^T; elements outside count as 0.
 template <class T>
 __device__ void multiply(const Strided<T>& a, int64_t rows, const Strided<T>& b, int64_t cols,
                          int64_t k_end, Storage& s, float (&sum)[kRowsEach][kColsEach]) {
@@ -50,7 +50,7 @@ __device__ void multiply(const Strided<T>& a, int64_t rows, const Strided<T>& b,
   const int row = thread / (kTileCols / kColsEach) * kRowsEach;
   const int col = thread % (kTileCols / kColsEach) * kColsEach;
   for (int64_t k = 0; k < k_end; k += kTileK) {
-    // Neighbouring threads read neighbouring addresses, whichever way the operand lies.
+    // Coalesced for both orientations: neighbouring threads read along the contiguous dimension.
     for (int i = thread; i < kTileRows * kTileK; i += kThreads) {
       const bool k_first = a.k_stride == 1;
       const int r = k_first ? i / kTileK : i % kTileRows, dk = k_first ? i % kTileK : i / kTileRows;
@@ -125,7 +125,7 @@ __global__ __launch_bounds__(kThreads) void product_kernel(
     if (rows <= 0) return;
     if (!at.tail) {
       const bool forward = p.pass == Pass::kForward;
-      // b [G, n, k]: forward contracts its last dimension, dgrad the one before.
+      // b [G, n, k]: forward contracts its last dimension, dgrad its middle one.
       const int64_t first = g * (forward ? p.n * p.a_cols : p.a_cols * p.n);
       const Strided<T> b = forward ? Strided<T>{p.b + first + col0 * p.a_cols, p.a_cols, 1}
                                    : Strided<T>{p.b + first + col0, 1, p.n};
@@ -195,7 +195,7 @@ void launch_product(const ProductArgs& args, const Panels& panels, void* stream)
   params.row_tiles = wgrad ? ceil_div<int64_t>(params.m, kTileRows) * panels.count
                            : num_row_tiles(panels, 1, panels.rows);
   params.tiles = params.row_tiles * params.col_tiles;
-  if (wgrad) params.row_tiles /= max<int64_t>(panels.count, 1);  // of one group
+  if (wgrad) params.row_tiles /= max<int64_t>(panels.count, 1);  // the kernel wants those per group
   launch({"product", stream, params.tiles}, product_kernel<T>, params);
 }
 

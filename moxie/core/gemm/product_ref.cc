@@ -5,7 +5,7 @@
 namespace moxie::ref {
 namespace {
 
-// Rounded to f32 once, then to the format of the result.
+// Rounds to f32, then to the format of the result.
 void put(const FloatView& out, int64_t i, double value) {
   put_value(out, i, static_cast<float>(value));
 }

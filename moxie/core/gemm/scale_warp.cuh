@@ -1,5 +1,6 @@
-// Two warps find the scales of each step and leave them in shared memory, beside the operands: a
-// consumer thread has a word to read per step, and in wgrad b's four.
+// Scale warps: two warps that load the scales of each step, add the exponents of a and b, and leave
+// them in shared memory beside the operands. A consumer thread reads one word per step, and in
+// wgrad the four scales of b as well.
 #pragma once
 
 #include "moxie/core/gemm/clear_tail.cuh"
@@ -10,12 +11,12 @@
 
 namespace moxie::sm90 {
 
-// The codes of kRows rows, four steps at a time. A tile can reach beyond the matrix; rows past the
-// last have the codes of the last, as nothing is stored of them.
+// Reads the codes of kRows rows, four steps at a time. A tile may extend past the matrix: rows past
+// the end read the last row's codes, as their results are not stored.
 template <int kRows, Ragged kRagged>
 class CodeStream {
  public:
-  // From a row and step k on. The first loads are then under way.
+  // Starts at row `first` and step k, and issues the first loads.
   __device__ __forceinline__ void start(const ScaleMatrix& scale, const CodeRow& first, int k) {
     at_ = first.word(scale, k);
     rows_left_ = static_cast<int>(scale.rows) - 1 - first.row;
@@ -27,12 +28,12 @@ class CodeStream {
     }
     next(scale);
   }
-  // Those of the next four steps are then codes(), or on their way to it.
+  // Issues the loads for the next four steps; the first use of codes() waits for them.
   __device__ __forceinline__ void next(const ScaleMatrix& scale) {
     if constexpr (kShifted) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) low_[i] = high_[i];
-      // Behind the last quad there is none, and no step either.
+      // No quad follows the last one; there are no steps past it.
       if (--quads_left_ < 0) return;
     }
     load(scale);
@@ -41,11 +42,12 @@ class CodeStream {
     if constexpr (kShifted) return __funnelshift_r(low_[i], high_[i], shift_);
     return high_[i];
   }
-  // Below the first: pairs of rows 8 apart, and 32 pairs are 64 rows.
+  // Row i of this lane, relative to its first: pairs of rows 8 apart, and the next pair 64 below
+  // (the 32 lanes of a warp cover 64 rows).
   static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
-  // A group of ragged depth begins anywhere in a quad.
+  // In wgrad a group may begin at any step of a quad.
   static constexpr bool kShifted = kRagged == Ragged::kDepth;
 
   __device__ __forceinline__ void load(const ScaleMatrix& scale) {
@@ -62,13 +64,13 @@ class CodeStream {
 
   uint32_t at_, high_[kRows];
   int rows_left_;
-  bool inside_;  // the rows of all lanes are
+  bool inside_;  // no lane has a row past the end
   [[maybe_unused]] uint32_t low_[kRows], shift_;
-  [[maybe_unused]] int quads_left_;  // behind the one in high_
+  [[maybe_unused]] int quads_left_;  // after the one in high_
 };
 
-// Half of the rows, one warp. Lane l has pairs l and, if there are so many, l + 32 of its half, and
-// span l % kSpans of b.
+// One scale warp, for half of the tile's rows. Lane l has row pairs l and (if kMine > 32) l + 32 of
+// its half, and span l % kSpans of b.
 template <class Tile>
 class ScaleWarp {
  public:
@@ -104,13 +106,13 @@ class ScaleWarp {
   }
 
  private:
-  static constexpr int kMine = Tile::kM / 2 / Tile::kScaleWarps;          // pairs
-  static constexpr int kPairs = (kMine + cuda::kWarp - 1) / cuda::kWarp;  // of a lane
+  static constexpr int kMine = Tile::kM / 2 / Tile::kScaleWarps;          // row pairs of a warp
+  static constexpr int kPairs = (kMine + cuda::kWarp - 1) / cuda::kWarp;  // row pairs of a lane
   using RowCodes = CodeStream<2 * kPairs, Tile::kRagged>;
 
   static __device__ bool has(int pair) { return pair * cuda::kWarp + cuda::lane_index() < kMine; }
 
-  // The loads of its first codes are then under way, if there are any.
+  // Starts a tile: issues the loads of its first codes, if it has steps.
   __device__ void start(const Work& work) {
     const int lane = cuda::lane_index(), first = which_ * 2 * kMine + lane / 8 * 16 + lane % 8;
     rows_ = work.rows - first;
@@ -119,7 +121,7 @@ class ScaleWarp {
     b_.start(p_.scale_b, b_code_row<Tile>(p_, work, lane % Tile::kSpans), work.k_begin);
   }
 
-  // The codes of four steps, of which the first `left` count.
+  // Turns the codes of four steps into exponents. Steps from `left` on do not count as wild.
   __device__ void take(int left) {
     const uint32_t b = b_.codes(0);
     uint32_t wild = top_if_wild(b);
@@ -127,7 +129,7 @@ class ScaleWarp {
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; ++i) {
       const uint32_t a = a_.codes(i);
-      // Rows that are not stored may hold anything; they need not be slow.
+      // Rows that are not stored may hold any code; they must not force the slow path.
       if (has(i / 2) && RowCodes::row(i) < rows_) wild |= top_if_wild(a);
       a_exponents_[i] = a - kLowestTame;
       if constexpr (Tile::kSpans == 1) a_exponents_[i] += b_exponents_;
@@ -135,10 +137,9 @@ class ScaleWarp {
     wild_ = __any_sync(~0u, wild & kTopBits & bytes_of_steps(left));
   }
 
-  // The last step of a group, from the first of these four on, and the bytes of its rows that are
-  // not padding.
   struct Tail {
-    int step, live;
+    int step;  // the group's last step, counted from the first of these four
+    int live;  // bytes of each row in that step that are not padding
   };
 
   __device__ int live_at_end(const Work& work) {
@@ -147,7 +148,7 @@ class ScaleWarp {
     return walk_.end - walk_.begin - (work.k_blocks - 1) * kTileK;
   }
 
-  // Once the operands of a step are there.
+  // Waits for the operands of a step; in the group's last step, zeroes their padding.
   __device__ void clear_padding(int step, const Tail& tail) {
     ptx::mbarrier_sleep(&shared_.loaded[at_.slot], at_.phase);
     if (step != tail.step || tail.live == kTileK) return;
@@ -156,7 +157,7 @@ class ScaleWarp {
     ptx::fence_proxy_async();
   }
 
-  // Those of the first `count` of the four steps, each when its stage is free.
+  // Writes the scales of the first `count` of the four steps, each when its stage is free.
   __device__ __forceinline__ void put(int count, const Tail& tail) {
     const int lane = cuda::lane_index();
 #pragma unroll 1
@@ -165,14 +166,15 @@ class ScaleWarp {
       ptx::mbarrier_sleep(&shared_.empty[at_.slot], at_.phase ^ 1);
 #pragma unroll
       for (int pair = 0; pair < kPairs; ++pair) {
-        // Bytes 0 and 2 of what it selects: the exponents of both rows.
+        // Byte `step` of the first row goes to byte 0, of the second row (selector 4 + step) to
+        // byte 2. The shift makes each the exponent field of a bf16, the upper half of an f32.
         const uint32_t both =
             __byte_perm(a_exponents_[2 * pair], a_exponents_[2 * pair + 1], 0x0400 + 0x0101 * step);
         if (has(pair))
-          to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = both << 7 & kTwoExponents;
+          to.pairs[which_ * kMine + pair * cuda::kWarp + lane] = (both << 7) & kTwoExponents;
       }
       if constexpr (Tile::kSpans > 1)
-        if (which_ == 0 && lane < Tile::kSpans)
+        if (which_ == 0 && lane < Tile::kSpans)  // byte `step`, as the exponent field of an f32
           to.spans[lane] = __byte_perm(b_exponents_, 0, 0x4440 + step) << 23;
       if (lane == 0) to.wild[which_] = wild_;
       if (Tile::kClears) clear_padding(step, tail);
@@ -181,7 +183,7 @@ class ScaleWarp {
     }
   }
 
-  static constexpr uint32_t kTwoExponents = 0x7f807f80;
+  static constexpr uint32_t kTwoExponents = 0x7f807f80;  // exponent fields of two bf16
 
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
@@ -195,7 +197,7 @@ class ScaleWarp {
   bool wild_ = false;
 };
 
-// A consumer thread's side: the scales of its two rows and each span, if none is wild.
+// The consumer's side: reads the factors of a thread's two rows and each span, if none is wild.
 template <class Tile>
 class StepFactors {
  public:
@@ -223,7 +225,7 @@ class StepFactors {
   }
 
  private:
-  uint32_t my_pair_;  // in bytes: the usual loop has no time to multiply
+  uint32_t my_pair_;  // in bytes, which saves a multiplication per step
 };
 
 template <class Tile>

@@ -1,5 +1,9 @@
-// The order of tiles in forward and dgrad: group after group, in bands of columns that stay in
-// cache, and in a band row after row.
+// The order of tiles in forward and dgrad: group by group, within a group in bands of columns whose
+// b stays in L2, within a band row by row.
+//
+// Tiles are handed out in runs of equal cost. A band of a group has two runs: full tiles, then
+// the rest (the shorter tiles at the end of the group; may be none). The TileQueue says which pair
+// takes which tile of a run.
 #pragma once
 
 #include "moxie/core/gemm/tile_queue.cuh"
@@ -33,44 +37,52 @@ class RowsSchedule {
   }
 
  private:
-  // The next tiles that take equally long: in each band of a group the full ones, then the others.
+  enum class Run : bool { kRest, kFull };
+
+  // Moves to the next run; false: no group is left.
   __device__ bool next_run() {
     passed_ = tiles_ = 0;
-    if (is_full_) {
-      is_full_ = false;
+    if (run_ == Run::kFull) {
+      run_ = Run::kRest;
     } else {
-      is_full_ = true;
-      band_begin_ += p_.band;
-      if (band_begin_ >= columns_ && !next_group()) return false;
+      run_ = Run::kFull;
+      if (!next_band()) return false;
     }
     width_ = min(p_.band, columns_ - band_begin_);
-    tiles_ = width_ * (is_full_ ? full_ : others_);
-    time_ =
-        walk_.group == p_.groups ? 1 : step_time<Tile>(is_full_ ? Tile::kConsumers : other_blocks_);
+    tiles_ = width_ * (run_ == Run::kFull ? full_rows_ : rest_rows_);
+    time_ = walk_.group == p_.groups ? 1 : step_time<Tile>(blocks());
     return true;
   }
 
-  // After the last group, the rows that no group covers: zeros are stored there.
+  __device__ bool next_band() {
+    band_begin_ += p_.band;
+    return band_begin_ < columns_ || next_group();
+  }
+
+  // After the last group come the rows that no group covers: zeros are stored there.
   __device__ bool next_group() {
     if (walk_.group == p_.groups) return false;
     walk_.next();
     band_begin_ = 0;
     const int blocks = ceil_div(walk_.end - walk_.begin, kWgmmaM);
-    full_ = blocks / Tile::kConsumers;
-    other_blocks_ = blocks % Tile::kConsumers;
-    others_ = other_blocks_ > 0;
-    // Two of two take less time than three and one.
-    if (Tile::kConsumers == 3 && other_blocks_ == 1 && full_ > 0) {
-      --full_;
-      others_ = other_blocks_ = 2;
+    full_rows_ = blocks / Tile::kConsumers;
+    rest_blocks_ = blocks % Tile::kConsumers;
+    rest_rows_ = rest_blocks_ > 0;
+    // Four blocks cost less as 2 + 2 than as 3 + 1.
+    if (Tile::kConsumers == 3 && rest_blocks_ == 1 && full_rows_ > 0) {
+      --full_rows_;
+      rest_rows_ = rest_blocks_ = 2;
     }
     return true;
   }
 
+  // Blocks of 64 rows in a tile of this run.
+  __device__ int blocks() const { return run_ == Run::kFull ? Tile::kConsumers : rest_blocks_; }
+
   __device__ Work tile(int index) const {
     const int down = index / width_, across = band_begin_ + (index - down * width_);
-    const int begin = walk_.begin + (is_full_ ? 0 : full_ * Tile::kM);
-    const int height = kWgmmaM * (is_full_ ? Tile::kConsumers : other_blocks_);
+    const int begin = walk_.begin + (run_ == Run::kFull ? 0 : full_rows_ * Tile::kM);
+    const int height = kWgmmaM * blocks();
     Work work{};
     work.valid = 1;
     work.group = walk_.group;
@@ -85,11 +97,14 @@ class RowsSchedule {
   int cta_in_pair_, me_, pairs_, columns_;
   TileQueue queue_;
   WarpWalk walk_;
-  int full_ = 0, others_ = 0, other_blocks_ = 0;  // rows of tiles of the group
-  // The run.
-  bool is_full_ = false;
-  int band_begin_ = 1 << 30, width_ = 1, time_ = 0;
-  int tiles_ = 0, passed_ = 0;
+  // Before the first group: its only band is past all columns, and its last run is done.
+  static constexpr int kPastAllColumns = 1 << 30;
+  int band_begin_ = kPastAllColumns;
+  Run run_ = Run::kRest;
+  int full_rows_ = 0, rest_rows_ = 0;  // rows of tiles of the group in each run
+  int rest_blocks_ = 0;                // blocks of 64 rows in a tile of the rest
+  int width_ = 1, time_ = 0;           // of the run: columns of tiles, cost of a tile
+  int tiles_ = 0, passed_ = 0;         // of the run: tiles, and how many are handed out
 };
 
 }  // namespace moxie::sm90

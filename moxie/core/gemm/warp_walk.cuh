@@ -1,4 +1,4 @@
-// The walk of a warp over the groups of a GEMM.
+// A warp's walk over the groups of a GEMM.
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
@@ -7,21 +7,21 @@
 
 namespace moxie::sm90 {
 
-// One group after the other. The lanes walk together: they read offs 32 at a time.
+// Visits one group after the other. All lanes walk together and read offs 32 at a time.
 class WarpWalk {
  public:
   __device__ explicit WarpWalk(const ScheduleParams& p) : p_(p) {}
 
   int group = -1;
   int begin = 0, end = 0;         // rows
-  int k_begin = 0, k_blocks = 0;  // where rows are k: blocks of the groups before, and of this one
+  int k_begin = 0, k_blocks = 0;  // rows as k (wgrad): first block and number of blocks
 
   __device__ void restart() {
     group = -1;
     begin = end = k_begin = k_blocks = 0;
   }
 
-  // After the last group, the rows that no group covers.
+  // Moves to the next group. After the last group come the rows that no group covers.
   __device__ void next() {
     ++group;
     if (p_.offs && group < p_.groups && group % cuda::kWarp == 0) {

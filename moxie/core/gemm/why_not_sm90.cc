@@ -1,4 +1,5 @@
-// What the Hopper kernel needs, in words. Pure, and in every build: a CPU can ask too.
+// The rules of the Hopper kernel, in words. Pure functions, compiled in every build: a CPU build
+// can explain what a GPU would do.
 #include <sstream>
 
 #include "moxie/core/gemm/grouped_mm.h"
@@ -14,7 +15,7 @@ std::string text(const Parts&... parts) {
   return out.str();
 }
 
-constexpr int kAlignment = 16;  // bytes, of what the copy engine reads and of 16-byte stores
+constexpr int kAlignment = 16;  // bytes: the alignment that TMA and 16-byte stores need
 
 std::string why_not_blocks(const char* name, const GemmOperand& operand, int outer_block) {
   if (operand.outer_block != outer_block || operand.k_block != 128)
@@ -25,7 +26,7 @@ std::string why_not_blocks(const char* name, const GemmOperand& operand, int out
               moxie::name(operand.layout), " ones");
 }
 
-// Four scales are one load.
+// One load reads four scales.
 std::string why_not_scales(const char* name, const GemmOperand& operand) {
   const void* data = operand.scale.data;
   if (reinterpret_cast<uintptr_t>(data) % kQuad == 0) return "";
@@ -44,7 +45,8 @@ std::string why_not_aligned(const char* name, const void* data) {
               " bytes, got ", data);
 }
 
-// Coordinates of the copy engine are 32-bit, in bytes along k and along columns of the result.
+// TMA coordinates are int32, in bytes along k and along the columns of a bf16 result. The margin of
+// 1024 keeps the coordinates of a tile that starts inside and ends outside from overflowing.
 std::string why_not_count(const char* name, int64_t count) {
   if (count < (int64_t{1} << 31) - 1024) return "";
   return text("the Hopper kernel needs fewer than 2^31 - 1024 ", name, ", got ", count);

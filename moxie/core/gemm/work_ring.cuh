@@ -1,5 +1,5 @@
-// The ring buffer that passes tiles from the warp that schedules them (schedule_rows.cuh,
-// schedule_wgrad.cuh) to the others. It hides the scheduler's integer divisions.
+// Ring buffer of tiles from the scheduler warp (schedule_rows.cuh, schedule_wgrad.cuh) to the other
+// warps. It hides the scheduler's integer divisions.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -8,11 +8,11 @@
 
 namespace moxie::sm90 {
 
-// Tells the compiler what it cannot see, that all lanes have the same value: stages and
-// descriptors then live in uniform registers (12 % of the kernel's speed).
+// Tells the compiler that all lanes hold the same value, so that stages and descriptors live in
+// uniform registers (12 % of the kernel's speed).
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// A place in a ring of kSize, and how often it went round.
+// A slot of a ring of kSize, and the parity of the round (the mbarrier phase).
 template <int kSize>
 struct RingPlace {
   int slot = 0;
@@ -26,13 +26,13 @@ struct RingPlace {
   }
 };
 
-// The other side: a warp, or one thread that speaks for its warp.
+// The reader's side of the ring: used by a warp, or by one thread on behalf of its warp.
 template <class Tile>
 class WorkRing {
  public:
   __device__ explicit WorkRing(GemmShared<Tile>& shared) : shared_(shared) {}
 
-  // The work after the one that was asked for last. It stays where it is until it is released.
+  // Waits for the next tile. The reference is valid until release().
   __device__ const Work& next() {
     ptx::mbarrier_sleep(&shared_.work_full[at_.slot], at_.phase);
     const Work& work = shared_.work[at_.slot];

@@ -1,4 +1,4 @@
-// One form of a quantizer's result on the device: where its tiles and scales go.
+// One form (rowwise or colwise) of a quantizer's result on the device: where tiles and scales go.
 #pragma once
 
 #include "moxie/core/layout/check_args.h"
@@ -7,7 +7,7 @@
 
 namespace moxie::cuda {
 
-inline constexpr int kMxShift = 5;
+inline constexpr int kMxShift = 5;  // log2 of a block of 32
 static_assert(1 << kMxShift == kMxBlock);
 
 template <Form kForm>
@@ -32,7 +32,7 @@ FormParams<kForm> form_params(const std::optional<QuantizedOut>& out) {
           .scale_bytes = numel(out->scale.shape)};
 }
 
-// The part of an operand that a tile fills. In the tail, that is what no group covers.
+// The part of the form that a tile writes. In the tail: rows that no group covers.
 template <Form kForm>
 __device__ TileOut tile_out(const FormParams<kForm>& form, const Place& place, const RowTile& at,
                             const Panels& panels, int64_t col) {
@@ -49,7 +49,7 @@ __device__ TileOut tile_out(const FormParams<kForm>& form, const Place& place, c
           .k = kRowwise ? tile_cols : tile_rows};
 }
 
-// Up to four scales, the first in the lowest byte.
+// Stores up to four scales; the first is in the lowest byte.
 __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
   if (count == 4 && reinterpret_cast<uintptr_t>(to) % 4 == 0) {
     *reinterpret_cast<uint32_t*>(to) = codes;
@@ -57,35 +57,37 @@ __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i)
-    if (i < count) to[i] = {static_cast<uint8_t>(codes >> 8 * i)};
+    if (i < count) to[i] = {static_cast<uint8_t>(codes >> (8 * i))};
 }
 
-// The line of a tile whose scales a thread stores, of kTileRows threads. Swizzled, so that
-// neighbours store neighbouring words: the L2 cache counts sectors of 32 bytes.
+// The line of the tile whose scales this thread stores, of kTileRows threads. For swizzled scales,
+// threads are reordered so that neighbours store neighbouring words (L2 works in 32-byte sectors).
 template <Form kForm>
 __device__ int scale_line(const FormParams<kForm>& form, int thread) {
   constexpr int kBands = 4, kBand = kScaleTileRows / kBands;
   return form.layout == ScaleLayout::kSwizzled ? thread % kBands * kBand + thread / kBands : thread;
 }
 
-// Where the scales of a tile go. Its first element is (outer, k) of the panel.
+// Stores the scales of a tile whose first element is (outer, k) of the panel.
 template <Form kForm>
 struct TileScales {
   const FormParams<kForm>& form;
   const Place& place;
   int64_t outer, k;
 
-  // Those of one line, one per 32 along k; blocks that are larger have theirs repeated. Plain
-  // scales and quads are those of the blocks that begin in this line. A tile has exactly one tile
-  // of swizzled scales, which is written whole, padding and all. Of a quad it has one scale: the
-  // last along k brings the padding with it.
+  // Stores the scales of one line. `codes` has one byte per 32 elements along k; larger blocks
+  // repeat theirs.
+  //   plain     stored by the first line of each block
+  //   quads     the same; a tile has one byte of a quad, and the last tile along k also writes the
+  //             padding of the last quad
+  //   swizzled  a tile is exactly one tile of swizzled scales, written whole with its padding
   __device__ void store(const TileOut& out, int line, uint32_t codes) const {
     const int inside = line < out.outer ? (out.k + kMxBlock - 1) / kMxBlock : 0;
     if (form.layout == ScaleLayout::kSwizzled) {
       const int64_t at =
           swizzled_index(outer, k / kMxBlock, place.scale_stride) + swizzled_index(line, 0, 1);
       store_codes(form.scale + place.scale + at,
-                  inside == 4 ? codes : codes & ((1u << 8 * inside) - 1), 4);
+                  inside == 4 ? codes : codes & ((1u << (8 * inside)) - 1), 4);
     } else if (inside > 0 && begins_block(line)) {
       e8m0* const to = of(line);
       if (form.layout == ScaleLayout::kPlain) {
@@ -99,7 +101,7 @@ struct TileScales {
     }
   }
 
-  // The first scale of a line; not of swizzled ones.
+  // The first scale of a line (plain and quads only).
   __device__ e8m0* of(int line) const {
     return form.scale +
            scale_index(place, form.layout, (outer + line) >> form.outer_shift, k >> form.k_shift);
@@ -107,8 +109,8 @@ struct TileScales {
   __device__ bool begins_block(int line) const { return !(line & ((1 << form.outer_shift) - 1)); }
 };
 
-// Those of all columns of a tile of the colwise form. The four plain scales of a column are stored
-// by four lanes, so that they are one access to memory even where they are not aligned.
+// Stores the scales of all columns of a tile of the colwise form. The four plain scales of a column
+// are stored by four lanes, which is one memory access even if they are not aligned.
 __device__ inline void store_column_scales(const TileScales<Form::kColwise>& scales,
                                            const TileOut& out,
                                            const uint8_t (&code)[kMaxRowBlocks][kTileCols]) {
@@ -132,8 +134,8 @@ __device__ inline void store_column_scales(const TileScales<Form::kColwise>& sca
   }
 }
 
-// What no group covers. Plain scales and quads beside their elements; swizzled ones are a range of
-// bytes from the last group's on, of which every CTA of the tail takes a share.
+// Zeroes the elements past the last group, and their plain scales or quads. zero_swizzled() does
+// the same for swizzled scales, one range of bytes that is split evenly over the CTAs of the tail.
 template <bool kAligned, Form kForm>
 __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, const RowTile& at,
                           const Panels& panels, int64_t col, int64_t step) {

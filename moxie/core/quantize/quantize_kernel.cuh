@@ -1,8 +1,7 @@
-// The kernel of quantize, of requantize and of the ops fused with them, which differ in where a
-// tile comes from. A CTA takes a run of tiles side by side. It reads each once, into registers; the
-// amax of rows goes through shuffles, that of columns through shared memory; the rowwise form is
-// stored from registers, the colwise one is transposed in shared memory. docs/kernels/quantize.md
-// has the reasons.
+// The kernel of quantize, requantize and the fused ops, which differ in their source of tiles. A
+// CTA processes a run of tiles. It reads each tile once, into registers; row amax is reduced by
+// shuffles, column amax through shared memory; the rowwise form is stored from registers, the
+// colwise form is transposed in shared memory. docs/kernels/quantize.md has the reasons.
 #pragma once
 
 #include <type_traits>
@@ -26,8 +25,8 @@ struct QuantizeParams {
   Raster raster;
 };
 
-// Both the amax of columns and their transpose need barriers, which leave registers waiting; a
-// stage keeps bytes on the way meanwhile.
+// The stage, a prefetch buffer in shared memory. Only the colwise form needs one: its barriers
+// (column amax, transpose) would otherwise leave no loads in flight.
 template <class Source, bool kColwise>
 struct StageOf {
   using Type = Nothing;
@@ -41,7 +40,7 @@ template <class Source, bool kColwise>
 struct QuantizeStorage {
   using T = typename Fragment<typename Source::Element>::AmaxElement;
   alignas(16) typename StageOf<Source, kColwise>::Type stage;
-  alignas(16) Amax<T> columns[kWarps][kFragmentLanes];  // of the rows of each warp
+  alignas(16) Amax<T> columns[kWarps][kFragmentLanes];  // column amax over each warp's 16 rows
   alignas(4) uint8_t row_code[kTileRows][4];            // one per 32 columns
   alignas(8) uint8_t col_code[4][kTileCols];            // one per 32 rows
   std::conditional_t<kColwise, ByteTile, Nothing> tile;
@@ -50,7 +49,8 @@ struct QuantizeStorage {
   RowTileSearch search;
 };
 
-// The amax of each block, for the columns (or, all the same, the rows) of this thread's fragment.
+// The amax of the blocks that contain this thread's fragment: one per column, or, if blocks are
+// wider than a column, the same value for all eight columns or rows.
 template <class T>
 __device__ Amax<T> block_amax(const Amax<T> (&columns)[kWarps][kFragmentLanes], Block block) {
   const int lane = lane_index() % kFragmentLanes;
@@ -76,8 +76,8 @@ __device__ Amax<T> block_amax(const Amax<T> (&columns)[kWarps][kFragmentLanes], 
 }
 static_assert(kMxBlock == 2 * kWarpRows, "two warps share a block of 32 rows");
 
-// The rowwise form of this thread's fragment, to `to` and on. Four lanes have the codes of the same
-// 32 columns; each of them hands over two rows' codes, all inside a warp.
+// Stores the rowwise form of this thread's fragment, and its scale codes in s.row_code. Four
+// neighbouring lanes have the codes of the same 32 columns; each writes those of two rows.
 template <bool kAligned, class Element, class Storage>
 __device__ void quantize_rows(Storage& s, const TileOut& out, const Fragment<Element>& fragment,
                               const Scales<typename Fragment<Element>::AmaxElement>& scales) {
@@ -90,14 +90,14 @@ __device__ void quantize_rows(Storage& s, const TileOut& out, const Fragment<Ele
     store_piece<kAligned>(to, uint2{ptx::encode4(x), ptx::encode4(x + 4)},
                           row + i < out.outer ? out.k - col : 0);
   }
-  const uint32_t two = (lane % 4 < 2 ? scales.code[0] : scales.code[1]) >> lane % 2 * 16;
+  const uint32_t two = (lane % 4 < 2 ? scales.code[0] : scales.code[1]) >> (lane % 2 * 16);
   const int first = row + lane % 4 * 2;
   s.row_code[first][col / kMxBlock] = static_cast<uint8_t>(two);
   s.row_code[first + 1][col / kMxBlock] = static_cast<uint8_t>(two >> 8);
   __syncwarp();
 }
 
-// The colwise form of this thread's fragment, into shared memory.
+// Writes the colwise form of this thread's fragment, and its scale codes, to shared memory.
 template <class Element, class Storage>
 __device__ void quantize_columns(Storage& s, const Fragment<Element>& fragment,
                                  const Scales<typename Fragment<Element>::AmaxElement>& scales,
@@ -117,6 +117,20 @@ __device__ void find_places(const QuantizeParams<Source>& p, Storage& s, const R
   __syncthreads();
 }
 
+// Quantizes a run of tiles. A load brings kParts tiles ("parts"; two for SwiGLU's gate and up).
+//
+// `tall`: rowwise blocks are taller than a row, so the rowwise amax is made of column amaxes too.
+// Each part passes up to three barriers:
+//
+//   barrier  present if          written before, read after it
+//   B1       tall                columns (rowwise amax reads them)
+//   B2       kColwise && !tall   columns (colwise amax reads them), row_code
+//   B3       kColwise || tall    tile and col_code; row_code if tall
+//
+// Reuse: the next part writes `columns` behind B3, and row_code, tile and col_code behind B3 and
+// its own B1 or B2 (row_code, if not tall, is read before B3 already). If neither kColwise nor
+// tall, each warp stores the scales of its own rows and needs only __syncwarp(). The stage needs no
+// barrier: each thread reads what it staged itself.
 template <class Source, bool kRowwise, bool kColwise, class Storage>
 __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const RowTile& at,
                              int64_t col) {
@@ -139,8 +153,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
     else
       source.load(span_at(c), fragments);
   };
-  // The first tile travels while its place is looked for. With two parts that takes a register more
-  // than there are.
+  // The first load overlaps find_places(). With two parts this would spill a register.
   constexpr bool kLoadFirst = kParts == 1;
   if (kLoadFirst) load(col);
   find_places<kRowwise, kColwise>(p, s, at);
@@ -148,8 +161,8 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kRowwise) row_out = tile_out(p.rowwise, s.rowwise, at, p.panels, col);
   if constexpr (kColwise) col_out = tile_out(p.colwise, s.colwise, at, p.panels, col);
   row_out.outer = rows;
-  // Behind a barrier, if there is one, by the threads that store no colwise scales; else by each
-  // warp its own.
+  // With the colwise form, the last kTileRows threads store the row scales (the others are busy
+  // with the column scales), behind B2 or B3. Without it, each warp stores those of its own rows.
   const auto store_row_scales = [&](int64_t at_col) {
     const int line =
         kColwise ? scale_line(p.rowwise, static_cast<int>(threadIdx.x % unsigned{kTileRows}))
@@ -162,7 +175,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
     if constexpr (kStaged) source.unstage(span_at(col), s.stage, held, fragments);
-    // Read again, so that no register holds them from one tile to the next.
+    // Read from shared memory in every tile, to save registers.
     if constexpr (kRowwise) row_out.stride = s.rowwise.qdata_stride;
     row_out.k = col_out.outer = clip(cols - col, kTileCols);
 #pragma unroll
@@ -179,9 +192,9 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
         amax_over_lanes<kFragmentLanes>(mine);
         if (lane_index() < kFragmentLanes) s.columns[warp_index()][lane_index()] = mine;
       }
-      // What was staged has been read: the amax above has seen it.
+      // Prefetch the next tile: the amax above depends on all of the stage, so it has been read.
       if (kStaged && part == 0 && col + step < cols) load(col + step);
-      if (tall) __syncthreads();
+      if (tall) __syncthreads();  // B1
       if constexpr (kRowwise) {
         Amax<AmaxElement> amax;
         if (tall) {
@@ -200,16 +213,16 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
         row_out.qdata += moved;
       }
       if constexpr (kColwise) {
-        if (!tall) __syncthreads();
+        if (!tall) __syncthreads();  // B2
         if (kRowwise && !tall) store_row_scales(part_col);
         quantize_columns(s, fragment,
                          Scales<AmaxElement>(block_amax(s.columns, p.colwise.block), p.choice),
                          rows);
       }
 
-      // At the latest: the next tile travels while this one leaves shared memory.
+      // The registers are free: the load of the next tile overlaps the store of this one.
       if (!kStaged && part + 1 == kParts && col + step < cols) load(col + step);
-      if (kColwise || tall) __syncthreads();
+      if (kColwise || tall) __syncthreads();  // B3
       if constexpr (kColwise) {
         if (kRowwise && tall) store_row_scales(part_col);
         col_out.stride = s.colwise.qdata_stride;
@@ -248,13 +261,15 @@ __global__ __launch_bounds__(kThreads, Source::kCtas) void quantize_kernel(
   }
 }
 
-// The host's part: params from checked arguments, and the launch.
+// ---- host: params from checked arguments, and the launch ----
+
 inline bool are_forms_aligned(const QuantizeForms& forms) {
   return are_rows_aligned(forms.rowwise, kRowwisePiece) &&
          are_rows_aligned(forms.colwise, kColwisePiece);
 }
 
-// A source that has kLarge needs more shared memory than every GPU has: to be asked for before.
+// Source::kLarge exists if the source needs more shared memory than some GPUs have; callers must
+// then check fits_here() first.
 template <class Source>
 inline constexpr bool kIsLarge = requires {
   Source::kLarge;

@@ -1,4 +1,4 @@
-// The largest magnitudes (amax) of the rows and columns of a fragment, and the scales they give.
+// amax of the rows or columns of a fragment, and the scales that follow from it.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -9,9 +9,9 @@
 
 namespace moxie::cuda {
 
-// ---- magnitudes: they order like their bits, and NaN is the largest ----
+// ---- magnitudes: ordered like their bits; NaN is the largest ----
 
-// Eight of them, of rows or of columns, with signs that mean nothing. Those of bf16 need 16 bits.
+// The amax of eight rows or eight columns. Sign bits are undefined. bf16 packs two in a word.
 template <class T>
 struct Amax;
 
@@ -23,12 +23,12 @@ struct Amax<bf16> {
   __device__ static uint32_t max_of(uint32_t a, uint32_t b) {
     return ptx::max_magnitude_bf16x2(a, b);
   }
-  __device__ uint32_t bits(int i) const {  // of the f32
-    return i % 2 ? word[i / 2] & 0x7fff0000u : word[i / 2] << 16 & 0x7fff0000u;
+  __device__ uint32_t bits(int i) const {  // as f32
+    return i % 2 ? word[i / 2] & 0x7fff0000u : (word[i / 2] << 16) & 0x7fff0000u;
   }
   __device__ uint32_t overall() const {
     const uint32_t most = max_of(max_of(word[0], word[1]), max_of(word[2], word[3]));
-    return max_of(most, __byte_perm(most, 0, 0x1032));
+    return max_of(most, __byte_perm(most, 0, 0x1032));  // 0x1032 swaps the halves
   }
 };
 
@@ -54,7 +54,7 @@ __device__ void update_amax(Amax<T>& amax, const Amax<T>& by) {
     amax.word[i] = Amax<T>::max_of(amax.word[i], by.word[i]);
 }
 
-// The amax over the lanes that differ in the bits of kLanes.
+// Reduces amax over the lanes that differ only in the bits of kLanes.
 template <int kLanes, class T>
 __device__ void amax_over_lanes(Amax<T>& amax) {
 #pragma unroll
@@ -66,17 +66,18 @@ __device__ void amax_over_lanes(Amax<T>& amax) {
   }
 }
 
-// ---- scales: the codes of eight amax, and what elements are multiplied with ----
+// ---- scales: the codes of eight amax, and the inverse scales that elements are multiplied with
+// ----
 
 template <class T>
 struct Scales;
 
-// Two at a time, each in 16 bits. A power of two times a bf16 is exact in bf16, or so small that
-// e4m3 has no other value for it than zero.
+// Computes two scales at a time, packed in 16-bit halves. Scaling in bf16 loses nothing: a bf16
+// times a power of two is exact, or so small that e4m3 rounds it to zero.
 template <>
 struct Scales<bf16> {
-  uint32_t code[2];                 // a byte each
-  uint32_t inverse[kFragment / 2];  // bf16
+  uint32_t code[2];                 // packed bytes
+  uint32_t inverse[kFragment / 2];  // packed bf16
 
   __device__ Scales(const Amax<bf16>& amax, ScaleChoice choice) {
     const uint32_t round = (choice.round >> 16) * 0x10001u, limit = (choice.limit >> 16) * 0x10001u;
@@ -84,15 +85,19 @@ struct Scales<bf16> {
 #pragma unroll
     for (int i = 0; i < kFragment / 2; ++i) {
       const uint32_t bits = amax.word[i] & 0x7fff7fffu;
-      const uint32_t exponent = bits + round >> 7 & 0x01ff01ffu;
+      // code_of (format/e8m0.cuh) on both halves: the exponent, rounded up or not, less that of
+      // e4m3's largest power of two (8), and not below 0.
+      const uint32_t exponent = ((bits + round) >> 7) & 0x01ff01ffu;
       codes[i] = __vmaxu2(exponent, 0x00080008u) - 0x00080008u;
-      inverse[i] = 0x7f007f00u - (codes[i] << 7);
-      if (const uint32_t over = (bits | 0x80008000u) - limit & 0x80008000u; over) {
+      inverse[i] = 0x7f007f00u - (codes[i] << 7);  // exponent field 254 - code
+      // Halves at or above the limit (inf and NaN) get the NaN code and a NaN inverse.
+      if (const uint32_t over = ((bits | 0x80008000u) - limit) & 0x80008000u; over) {
         const uint32_t mask = (over >> 15) * 0xffffu;
-        codes[i] = codes[i] & ~mask | mask & 0x00ff00ffu;
-        inverse[i] = inverse[i] & ~mask | mask & 0x7fc07fc0u;
+        codes[i] = (codes[i] & ~mask) | (mask & 0x00ff00ffu);
+        inverse[i] = (inverse[i] & ~mask) | (mask & 0x7fc07fc0u);
       }
     }
+    // 0x6420 takes the low byte of each 16-bit half.
     code[0] = __byte_perm(codes[0], codes[1], 0x6420);
     code[1] = __byte_perm(codes[2], codes[3], 0x6420);
   }

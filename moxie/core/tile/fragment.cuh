@@ -1,7 +1,7 @@
-// A fragment is the 8 x 8 elements that one thread of a CTA holds in registers; a tile is 16 x 16
-// of them. Eight columns are what a 16-byte load of bf16 brings, and eight rows of a column what an
-// 8-byte store into the colwise form takes, so both forms come out of registers. Half a warp lies
-// along a row: each of its accesses is whole lines of memory.
+// A fragment is the 8 x 8 elements that one thread holds in registers; a tile is 16 x 16 fragments.
+// Eight columns of bf16 are one 16-byte load, and eight rows of e4m3 are one 8-byte store into the
+// colwise form, so both forms come straight out of registers. Half a warp covers one row of a tile,
+// so its accesses are whole lines of memory.
 #pragma once
 
 #include "moxie/core/format/bf16.cuh"
@@ -10,7 +10,7 @@
 
 namespace moxie::cuda {
 
-// Eight elements of bf16, or of f32.
+// Unpacks eight elements of bf16, or of f32.
 __device__ inline void to_floats(const uint32_t (&word)[kFragment / 2], float (&x)[kFragment]) {
 #pragma unroll
   for (int j = 0; j < kFragment; j += 2) {
@@ -23,7 +23,7 @@ __device__ inline void to_floats(const uint32_t (&word)[kFragment], float (&x)[k
   for (int j = 0; j < kFragment; ++j) x[j] = std::bit_cast<float>(word[j]);
 }
 
-// The reverse, rounded.
+// Packs eight elements, rounded to bf16 or as f32.
 __device__ inline void to_words(const float (&x)[kFragment], uint32_t (&word)[kFragment / 2]) {
 #pragma unroll
   for (int j = 0; j < kFragment; j += 2) word[j / 2] = to_bf16_pair(x[j], x[j + 1]);
@@ -42,7 +42,7 @@ struct Fragment<bf16> {
   uint32_t word[kFragment][kFragment / 2];
 
   __device__ void prepare() {}
-  // Row i, scaled as a row or by columns.
+  // Row i, multiplied with the inverse scale of the row, or with those of the columns.
   __device__ void by_row(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
     const uint32_t both = __byte_perm(scales.inverse[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
     uint32_t scaled[kFragment / 2];
@@ -70,7 +70,8 @@ struct Fragment<bf16> {
     return amax;
   }
   __device__ Amax<bf16> rows() const {
-    const auto of_row = [](const uint32_t(&x)[kFragment / 2]) {  // of its even and its odd columns
+    // Packed: the amax of a row's even columns, and of its odd columns.
+    const auto of_row = [](const uint32_t(&x)[kFragment / 2]) {
       return Amax<bf16>::max_of(Amax<bf16>::max_of(x[0], x[1]), Amax<bf16>::max_of(x[2], x[3]));
     };
     Amax<bf16> amax;
@@ -83,7 +84,7 @@ struct Fragment<bf16> {
   }
 };
 
-// Any fragment whose rows are floats.
+// Base of fragments whose rows are read as f32 (CRTP: Self has row()).
 template <class Self>
 struct FloatRows {
   using AmaxElement = float;
@@ -131,38 +132,40 @@ struct Fragment<float> : FloatRows<Fragment<float>> {
   __device__ void row(int i, float (&x)[kFragment]) const { to_floats(word[i], x); }
 };
 
-// With a scale per row. A magnitude of it has four bits, which bf16 holds, and f16 too beside those
-// of rows whose scales are at most 2^14 larger: that is `exact`, and what real tensors are.
+// e4m3 with a scale per row. Values have four significant bits, so bf16 holds them exactly. f16
+// does as well, in units of the largest row scale, if the smallest row scale is at most 2^14 below
+// it: then `exact` is true, as for nearly all real tensors.
 template <>
 struct Fragment<e4m3> {
   using AmaxElement = bf16;
   uint32_t word[kFragment][kFragment / 4];
-  // Codes of rows 2 i and 2 i + 1, for i = lane % 4: four lanes, whose columns have the same
-  // scales, load two rows' each. Not combined yet, so that no load waits for another.
+  // Codes of rows 2 i and 2 i + 1, i = lane % 4: four neighbouring lanes share the scales of their
+  // columns, and each loads those of two rows. Kept apart, so that no load waits for another.
   uint8_t loaded[2];
-  uint32_t code[kFragment / 2];  // of two rows each, in 16 bits
+  uint32_t code[kFragment / 2];  // codes of two rows, in 16 bits each
   uint32_t unit;                 // the largest code
   bool exact;
-  // What columns() leaves for the transpose: where exact, all in f16, in multiples of the largest
-  // scale; else the words. One array, so that no register holds both.
+  // Written by columns() for the transpose: f16 in units of the largest scale if `exact`, else a
+  // copy of `word`. One array for both, to save registers.
   uint32_t half[kFragment][kFragment / 2];
 
   __device__ void share_codes() {
-    const int lane = lane_index();
-    uint32_t mine = loaded[0] | static_cast<uint32_t>(loaded[1]) << 16;
-    code[0] = __shfl_sync(~0u, mine, lane & ~3), code[1] = __shfl_sync(~0u, mine, lane & ~3 | 1);
-    code[2] = __shfl_sync(~0u, mine, lane & ~3 | 2), code[3] = __shfl_sync(~0u, mine, lane | 3);
+    const int first = lane_index() & ~3;  // of the four lanes
+    const uint32_t mine = loaded[0] | static_cast<uint32_t>(loaded[1]) << 16;
+#pragma unroll
+    for (int i = 0; i < kFragment / 2; ++i) code[i] = __shfl_sync(~0u, mine, first | i);
   }
-  __device__ uint32_t code_of_row(int i) const { return code[i / 2] >> 16 * (i % 2) & 0xff; }
+  __device__ uint32_t code_of_row(int i) const { return (code[i / 2] >> (16 * (i % 2))) & 0xff; }
 
   __device__ void row(int i, float (&x)[kFragment]) const { row(i, word[i][0], word[i][1], x); }
   __device__ void row(int i, uint32_t first, uint32_t second, float (&x)[kFragment]) const {
-    ptx::decode4(first, x), ptx::decode4(second, x + 4);
+    ptx::decode4(first, x);
+    ptx::decode4(second, x + 4);
     const float scale = factor_of(code_of_row(i));
 #pragma unroll
     for (int j = 0; j < kFragment; ++j) x[j] *= scale;
   }
-  // After columns(), where there are no factors().
+  // Scaled row i, if factors() returned false; call after columns().
   __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
     float inverse[kFragment];
     to_floats(scales.inverse, inverse);
@@ -171,7 +174,8 @@ struct Fragment<e4m3> {
 #pragma unroll
       for (int j = 0; j < kFragment; j += 2) {
         const float2 two = floats_of_f16_pair(half[i][j / 2]);
-        x[j] = two.x * scale, x[j + 1] = two.y * scale;
+        x[j] = two.x * scale;
+        x[j + 1] = two.y * scale;
       }
     } else {
       row(i, half[i][0], half[i][1], x);
@@ -184,7 +188,8 @@ struct Fragment<e4m3> {
     share_codes();
     find_unit();
   }
-  // The largest code, and whether f16 has all values in multiples of that scale.
+  // Finds the largest code, and whether f16 holds all values exactly in units of that scale: its
+  // exponents reach 14 below, with room for the magnitudes of e4m3.
   __device__ void find_unit() {
     const uint32_t most = __vmaxu2(__vmaxu2(code[0], code[1]), __vmaxu2(code[2], code[3])),
                    few = __vminu2(__vminu2(code[0], code[1]), __vminu2(code[2], code[3]));
@@ -195,12 +200,13 @@ struct Fragment<e4m3> {
     for (int i = 0; i < kFragment; ++i) {
       if (unit - code_of_row(i) <= 14) continue;
       exact = exact && !((word[i][0] | word[i][1]) & 0x7f7f7f7fu);
-      if (!exact) continue;  // else they are zeros, of any scale
+      if (!exact) continue;
+      // The row is all zeros, so its scale does not matter: use the smallest that f16 can hold.
       const int shift = 16 * (i % 2);
-      code[i / 2] = code[i / 2] & ~(0xffffu << shift) | (unit - 14) << shift;
+      code[i / 2] = (code[i / 2] & ~(0xffffu << shift)) | (unit - 14) << shift;
     }
   }
-  static constexpr uint32_t kOne = 0x04000400u;  // of the exponents of two f16
+  static constexpr uint32_t kOne = 0x04000400u;  // adds 1 to the exponents of two packed f16
 
   __device__ Amax<bf16> columns() {
     Amax<bf16> amax;
@@ -209,7 +215,7 @@ struct Fragment<e4m3> {
 #pragma unroll
       for (int i = 0; i < kFragment; ++i) {
         const uint32_t both = __byte_perm(code[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
-        const uint32_t factor = both * 1024u + (15u - unit) * kOne;  // 2^(code - unit), twice
+        const uint32_t factor = both * 1024u + (15u - unit) * kOne;  // f16 2^(code - unit), packed
 #pragma unroll
         for (int j = 0; j < kFragment / 2; ++j)
           half[i][j] = multiply_f16_pairs(ptx::decode_pair(word[i][j / 2], j % 2), factor);
@@ -235,23 +241,26 @@ struct Fragment<e4m3> {
           amax.word[j / 2] = Amax<bf16>::max_of(
               amax.word[j / 2], __byte_perm(std::bit_cast<uint32_t>(x[j]),
                                             std::bit_cast<uint32_t>(x[j + 1]), 0x7632));
-        half[i][0] = word[i][0], half[i][1] = word[i][1];
+        half[i][0] = word[i][0];
+        half[i][1] = word[i][1];
       }
     }
     return amax;
   }
 
-  // What turns `half` into e4m3, as pairs of f16. False where f16 has no such power of two.
+  // The f16 factors, packed by two, that take `half` to the range of e4m3. False if f16 has no such
+  // power of two.
   __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kFragment / 2]) const {
-    // The exponent field of an inverse is 254 - code, of a factor 15 + unit - code: 1 to 30. That
-    // of a NaN is 255.
+    // The exponent field of a bf16 inverse is 254 - code (255 for NaN). That of the f16 factor is
+    // 15 + unit - code, which must be 1 to 30.
     const int less = 239 - static_cast<int>(unit);
     const uint32_t low = max(less + 1, 0) * 0x10001u, high = min(less + 30, 254) * 0x10001u;
     uint32_t least = high, most = low;
 #pragma unroll
     for (int j = 0; j < kFragment / 2; ++j) {
-      const uint32_t exponent = scales.inverse[j] >> 7 & 0x00ff00ffu;
-      least = __vminu2(least, exponent), most = __vmaxu2(most, exponent);
+      const uint32_t exponent = (scales.inverse[j] >> 7) & 0x00ff00ffu;
+      least = __vminu2(least, exponent);
+      most = __vmaxu2(most, exponent);
       factor[j] = (exponent << 10) - less * kOne;
     }
     return exact && __vmaxu2(least, low) == least && __vminu2(most, high) == most;

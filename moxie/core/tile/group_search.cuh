@@ -1,7 +1,22 @@
-// Which rows a CTA works on: each CTA finds its own tile with a scan over offs. Every CTA of a
-// kernel waits for that, so up to 32 groups take one warp without barriers, and more take all
-// threads. Ends that decrease take the warp again, which scans for the largest end so far. 32 bits
-// are enough, as offs have no more: rows in a group are below 2^31, and its tiles far fewer.
+// Finds the rows a CTA works on: each CTA locates its row tile itself, with a scan over offs. The
+// whole kernel waits for this, so it is built for latency.
+//
+// Outline, from the bottom up:
+//   scans         WarpScan, CtaScan       exclusive prefix sums over lanes or threads
+//   groups        LaneGroups              neighbouring groups of a lane, any offs (one warp)
+//                 ThreadGroups            kMine groups of a thread, offs that do not decrease
+//   walks         sums_before             rows, padded rows and tiles of all groups before mine
+//                 with_my_groups          chooses one of the two ways below, and calls f with them
+//                 find_in_groups          stores the tile if it is in one of my groups
+//   entry points  find_row_tile           tile index -> group and rows, for all threads
+//                 for_each_group          f(panel) for every group, one thread each
+//                 end_of_groups           where the first `count` groups end
+//
+// Two ways to distribute groups over threads: up to 32 groups use one warp and no barrier
+// (LaneGroups); more use all threads (ThreadGroups), unless offs decrease somewhere, which one
+// warp repairs with a scan for the largest end so far (LaneGroups again).
+//
+// 32-bit sums suffice: offs are int32, so rows are below 2^31, and tiles far fewer.
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
@@ -10,7 +25,8 @@
 
 namespace moxie::cuda {
 
-struct RowTileSearch {  // in shared memory: what warps tell each other, and the result
+// Shared memory of a search: sums passed between warps, and the result.
+struct RowTileSearch {
   union {
     int64_t end[kWarps];
     struct {
@@ -22,7 +38,7 @@ struct RowTileSearch {  // in shared memory: what warps tell each other, and the
 
 // ---- scans ----
 
-// The sum of what the lanes before this one have.
+// Exclusive prefix sum over the lanes of a warp.
 __device__ inline uint32_t sum_before(uint32_t mine) {
   uint32_t sum = mine;
 #pragma unroll
@@ -33,7 +49,7 @@ __device__ inline uint32_t sum_before(uint32_t mine) {
   return sum - mine;
 }
 
-// The largest of what the lanes before this one have; 0 in the first.
+// Exclusive prefix maximum over the lanes of a warp; 0 in lane 0.
 __device__ inline uint32_t max_before(uint32_t mine) {
   uint32_t most = mine;
 #pragma unroll
@@ -45,7 +61,7 @@ __device__ inline uint32_t max_before(uint32_t mine) {
   return lane_index() == 0 ? 0 : most;
 }
 
-// Both replace each sum by that of the lanes, or threads, before this one.
+// Replaces each value by its exclusive prefix sum over the lanes of the warp.
 struct WarpScan {
   template <int kN>
   __device__ void operator()(uint32_t (&sum)[kN]) const {
@@ -54,7 +70,8 @@ struct WarpScan {
   }
 };
 
-struct CtaScan {  // one barrier
+// The same over all threads of the CTA, with one barrier.
+struct CtaScan {
   RowTileSearch& search;
 
   __device__ void operator()(uint32_t (&sum)[2]) const { scan(sum, search.sums.two); }
@@ -81,7 +98,8 @@ struct CtaScan {  // one barrier
 
 // ---- the groups of a thread ----
 
-// Neighbouring groups, of any offs, for each lane of one warp.
+// Distributes all groups over the lanes of one warp; each lane has neighbouring groups. Works for
+// any offs: decreasing ends are raised to the largest end so far.
 class LaneGroups {
  public:
   __device__ explicit LaneGroups(const Panels& panels) : panels_(panels) {
@@ -90,14 +108,14 @@ class LaneGroups {
     last_ = min(first_ + share, count);
     if (first_ < last_) first_offs_ = panels.offs[first_];
     uint32_t end = 0;
-#pragma unroll 1  // there is one, or offs are wrong
+#pragma unroll 1  // one iteration for up to 32 groups; more only if offs decrease
     for (int32_t g = first_; g < last_; ++g) end = end_of(g, end);
     begin_ = max_before(end);
   }
 
-  __device__ uint32_t begin() const { return begin_; }  // row where they begin
+  __device__ uint32_t begin() const { return begin_; }  // first row of my first group
 
-  // f(group, its rows), until one returns true.
+  // Calls f(group, rows of the group) for my groups until it returns true.
   template <class F>
   __device__ void for_each(F&& f) const {
     uint32_t begin = begin_;
@@ -117,18 +135,19 @@ class LaneGroups {
 
   const Panels& panels_;
   int32_t first_, last_;
-  int32_t first_offs_ = 0;  // of up to 32 groups, all there is, so that memory is asked once
+  int32_t first_offs_ = 0;  // cached: with up to 32 groups a lane then loads offs only once
   uint32_t begin_;
 };
 
-// kMine groups for each thread of the CTA, of offs that do not decrease.
+// Distributes kMine groups to each thread of the CTA. Valid only if offs do not decrease
+// (all_rise).
 template <int kMine>
 class ThreadGroups {
  public:
   __device__ explicit ThreadGroups(const Panels& panels)
       : first_(static_cast<int32_t>(threadIdx.x) * kMine) {
     const int32_t last = static_cast<int32_t>(panels.count) - 1;
-    const auto end_of = [&](int32_t group) {  // behind the last, groups without rows
+    const auto end_of = [&](int32_t group) {  // groups past the last one are empty
       return static_cast<uint32_t>(
           group_end<int64_t>(panels.offs[min(group, last)], 0, panels.rows));
     };
@@ -137,7 +156,7 @@ class ThreadGroups {
     for (int i = 0; i < kMine; ++i) end_[i + 1] = end_of(first_ + i);
   }
 
-  // All threads must call it. If one end is below the one before it, the others are not to be used.
+  // Whether offs do not decrease; if false, this object must not be used. All threads must call it.
   __device__ bool all_rise() const {
     bool rise = true;
 #pragma unroll
@@ -156,12 +175,12 @@ class ThreadGroups {
 
  private:
   int32_t first_;
-  uint32_t end_[kMine + 1];  // of the group before mine, too
+  uint32_t end_[kMine + 1];  // ends of my groups, after the end of the group before them
 };
 
 // ---- walks ----
 
-// What the groups before mine add up to.
+// Rows, padded rows and tiles of all groups before mine.
 template <Cut kCut, class Groups, class Scan>
 __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignment,
                                            const Scan& scan) {
@@ -174,7 +193,8 @@ __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignmen
   scan(before);
   GroupSums<uint32_t> sums{
       .begin = mine.begin(), .padded = before[0], .tiles = before[1], .scale_tiles = before[1]};
-  if constexpr (kCut == Cut::kInBuffer) {  // tiles depend on where a group begins in the buffer
+  // kInBuffer: the tiles of a group depend on where it begins in the buffer, so on the first scan.
+  if constexpr (kCut == Cut::kInBuffer) {
     own = {.padded = sums.padded};
     mine.for_each([&](int32_t, uint32_t rows) {
       own.add<kCut>(rows, align_up(rows, alignment));
@@ -187,8 +207,9 @@ __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignmen
   return sums;
 }
 
-// Calls f(groups, sums before them, whether they are the last) in threads that have all groups
-// between them: those of the first warp, or all. All threads must call it.
+// Distributes the groups over threads (all threads, or the first warp) and calls, in each of these,
+// f(my groups, sums of the groups before mine, whether mine are the last). All threads must call
+// it.
 template <Cut kCut, class F>
 __device__ void with_my_groups(const Panels& panels, uint32_t alignment, RowTileSearch& search,
                                F&& f) {
@@ -209,8 +230,8 @@ __device__ void with_my_groups(const Panels& panels, uint32_t alignment, RowTile
   f(mine, sums_before<kCut>(mine, alignment, WarpScan{}), lane_index() == kWarp - 1);
 }
 
-// Stores the tile-th tile of rows if it is one of these groups', or if they are the last and it is
-// no group's.
+// Stores row tile number `tile` in `found` if it belongs to one of my groups; or, if my groups are
+// the last, if it belongs to none (the tail).
 template <Cut kCut, class Groups>
 __device__ void find_in_groups(const Groups& mine, GroupSums<uint32_t> sums, bool are_last,
                                const Panels& panels, uint32_t alignment, uint32_t tile,
@@ -236,8 +257,8 @@ __device__ void find_in_groups(const Groups& mine, GroupSums<uint32_t> sums, boo
              .tail = true};
 }
 
-// The tile-th tile of rows, for all threads of the CTA, which must all call it. It is in shared
-// memory, so that it costs no registers, until the call after the next barrier.
+// Row tile number `tile`. All threads of the CTA must call it. The result is in shared memory, to
+// save registers; it is valid until the next call, which must be behind a barrier.
 template <Cut kCut = Cut::kAtPanels>
 __device__ const RowTile& find_row_tile(const Panels& panels, int64_t alignment, int64_t tile,
                                         RowTileSearch& search) {
@@ -255,7 +276,7 @@ __device__ const RowTile& find_row_tile(const Panels& panels, int64_t alignment,
   return search.found;
 }
 
-// f(panel) for every group, in the thread that has it. All threads must call it.
+// Calls f(panel) for every group, each in one thread. All threads must call it.
 template <class F>
 __device__ void for_each_group(const Panels& panels, int64_t alignment, RowTileSearch& search,
                                F&& f) {
@@ -270,8 +291,8 @@ __device__ void for_each_group(const Panels& panels, int64_t alignment, RowTileS
                                  });
 }
 
-// Where the first `count` groups end. All threads must call it, of a CTA of up to kThreads. One
-// barrier.
+// The row where the first `count` groups end. All threads of a CTA (of up to kThreads) must call
+// it; it has one barrier.
 __device__ inline int64_t end_of_groups(const Panels& panels, int64_t count,
                                         RowTileSearch& search) {
   int64_t end = 0;

@@ -1,5 +1,4 @@
-// Which tiles a CTA takes: how the tiles of a launch are cut into runs, one per CTA, and in which
-// order.
+// Assigns tiles to CTAs: the tiles of a launch are cut into runs, one per CTA.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -8,23 +7,21 @@
 
 namespace moxie::cuda {
 
-// The CTAs of a launch, in the order in which they start. Each takes a run of tiles from the same
-// rows: long runs make the search for those rows cheap, short ones keep every SM busy to the end.
-// The tiles of a run are `step` columns apart, so that what lies side by side is read and written
-// at the same time, by CTAs that started together. For the colwise form those are the CTAs of all
-// rows of the same columns.
+// Order of runs and tiles. A run is a sequence of tiles in the same rows: long runs amortise the
+// search for those rows, short runs balance the SMs. The tiles of a run are `step` columns apart,
+// so that neighbouring tiles are read and written at the same time, by CTAs that started together.
 struct Raster {
-  int64_t step, row_tiles;
-  uint32_t runs;
-  bool rows_first;
+  int64_t step, row_tiles;  // columns between tiles of a run; rows of tiles
+  uint32_t runs;            // per row of tiles
+  bool rows_first;          // CTAs go down the rows first: colwise output is contiguous along rows
 
   int64_t work() const { return row_tiles * runs; }
 };
 
-// Up to a tile per group is there for nothing, and takes a search to find that out. With many
-// groups runs twice as long pay, even where they leave few CTAs, if other CTAs do not hide a
-// search: with two of them per SM, or where it is a long one, of more groups than a CTA has
-// threads.
+// Whether runs should be twice as long. Up to one tile per group is empty, and a CTA learns that
+// only by searching. With many groups (more than 1/8 of the rows of tiles) longer runs pay if other
+// CTAs do not hide the search: with at most two CTAs per SM, or if the search is long because there
+// are more groups than threads.
 inline bool want_long_runs(const Panels& panels, int64_t row_tiles, int ctas_per_sm) {
   return panels.offs && panels.count * 8 > row_tiles &&
          (ctas_per_sm <= 2 || panels.count > kThreads);
@@ -35,11 +32,16 @@ struct RunLimits {
   int ctas_per_sm;
 };
 
-// As long as leaves enough CTAs to keep every SM busy to the end.
+// The longest run that leaves enough CTAs to balance the SMs.
 inline int64_t run_length(const Panels& panels, int64_t row_tiles, int64_t col_tiles,
                           const RunLimits& limits) {
-  int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;  // CTAs of a launch
-  if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) longest *= 2, enough /= 2;
+  // Enough: 15 to 20 waves of CTAs on 132 SMs with 2 or 3 CTAs each, so that a partial last wave
+  // costs little. Sources with long runs are the ones with 2 CTAs.
+  int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;
+  if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) {
+    longest *= 2;
+    enough /= 2;
+  }
   return max<int64_t>(min<int64_t>(row_tiles * col_tiles / enough, longest), 1);
 }
 
@@ -57,8 +59,8 @@ struct RasterAt {
   uint32_t tile, run;
 };
 
-// tile is past the last for a CTA without work. A run is 2^14 elements or more, so 32 bits are
-// enough to number them.
+// The run of this CTA; `tile` is past the end if it has none. A run has at least 2^14 elements, so
+// 32-bit indices suffice.
 __device__ inline RasterAt raster_at(const Raster& raster) {
   const auto work = static_cast<uint32_t>(work_index());
   const auto row_tiles = static_cast<uint32_t>(raster.row_tiles);
@@ -67,10 +69,11 @@ __device__ inline RasterAt raster_at(const Raster& raster) {
   return {run < raster.runs ? work % row_tiles : row_tiles, run};
 }
 
-// CTAs that end together: in a few rows of tiles every tile has one of its own, `ctas` of them or
-// some more. These should be the last rows that are somebody's, of which there is an estimate.
+// Tail balancing: in the last few rows of tiles each tile has a CTA of its own, so that all SMs
+// finish together. `likely` is an estimate of the non-empty rows of tiles (the exact number is
+// known only on the device); `ctas` is the least number of such CTAs.
 struct Ending {
-  uint32_t first_row, rows;  // of tiles
+  uint32_t first_row, rows;  // the rows of tiles with one CTA per tile
 
   static Ending of(int64_t row_tiles, int64_t likely, int64_t col_tiles, int64_t ctas) {
     const int64_t rows = min(ceil_div(ctas, max<int64_t>(col_tiles, 1)), row_tiles);
@@ -83,7 +86,8 @@ struct Ending {
 };
 
 struct EndingAt {
-  uint32_t tile, run, runs;  // of so many in this row of tiles
+  uint32_t tile, run;  // the row of tiles, and the run in it
+  uint32_t runs;       // number of runs in this row of tiles
 };
 
 __device__ inline EndingAt ending_at(const Ending& ending, uint32_t work, uint32_t runs,

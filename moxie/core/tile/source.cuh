@@ -1,5 +1,5 @@
-// Where fragments come from: bf16 or f32 in memory, or the rowwise form. Fused ops have sources of
-// their own (swiglu_source.cuh, gather_source.cuh).
+// Sources of fragments: bf16 or f32 in memory, or the rowwise form. Fused ops have their own
+// sources (swiglu_source.cuh, gather_source.cuh).
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -9,7 +9,7 @@
 
 namespace moxie::cuda {
 
-// Eight elements as words; those from `count` on are 0.
+// Loads eight elements as packed words; elements from `count` on are 0.
 template <bool kAligned, class T, int kWords>
 __device__ void load_row(const T* from, int count, uint32_t (&word)[kWords]) {
   constexpr int kPerWord = kFragment / kWords;
@@ -19,12 +19,16 @@ __device__ void load_row(const T* from, int count, uint32_t (&word)[kWords]) {
     if (count <= 0) return;
     if constexpr (kWords == 2) {
       const uint2 two = *reinterpret_cast<const uint2*>(from);
-      word[0] = two.x, word[1] = two.y;
+      word[0] = two.x;
+      word[1] = two.y;
     } else {
 #pragma unroll
       for (int k = 0; k < kWords; k += 4) {
         const uint4 four = *reinterpret_cast<const uint4*>(from + k * kPerWord);
-        word[k] = four.x, word[k + 1] = four.y, word[k + 2] = four.z, word[k + 3] = four.w;
+        word[k] = four.x;
+        word[k + 1] = four.y;
+        word[k + 2] = four.z;
+        word[k + 3] = four.w;
       }
     }
   } else {
@@ -39,13 +43,13 @@ __device__ void load_row(const T* from, int count, uint32_t (&word)[kWords]) {
             bits = std::bit_cast<uint32_t>(from[k]);
           else
             bits = from[k * kPerWord + j].bits;
-          word[k] |= bits << j * (32 / kPerWord);
+          word[k] |= bits << (j * (32 / kPerWord));
         }
     }
   }
 }
 
-// The reverse; elements from `count` on are left alone.
+// Stores eight elements from packed words; elements from `count` on are not written.
 template <bool kAligned, class T, int kWords>
 __device__ void store_row(T* to, int count, const uint32_t (&word)[kWords]) {
   constexpr int kPerWord = kFragment / kWords;
@@ -62,14 +66,15 @@ __device__ void store_row(T* to, int count, const uint32_t (&word)[kWords]) {
       if constexpr (sizeof(T) == 4)
         to[j] = std::bit_cast<float>(word[j]);
       else
-        to[j] = {static_cast<uint16_t>(word[j / 2] >> 16 * (j % 2))};
+        to[j] = {static_cast<uint16_t>(word[j / 2] >> (16 * (j % 2)))};
     }
   }
 }
 
 struct Nothing {};
 
-// 8 or 16 bytes of each thread, from memory into shared memory, or zeros; and back into registers.
+// Copies 8 or 16 bytes per thread from global to shared memory asynchronously, or writes zeros if
+// not `inside`; staged_piece() reads them back into registers.
 template <class Piece>
 __device__ void stage_piece(Piece (&stage)[kThreads], const void* from, bool inside) {
   if (inside)
@@ -79,32 +84,36 @@ __device__ void stage_piece(Piece (&stage)[kThreads], const void* from, bool ins
 }
 __device__ inline void staged_piece(const uint4 (&stage)[kThreads], uint32_t (&word)[4]) {
   const uint4 four = stage[threadIdx.x];
-  word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+  word[0] = four.x;
+  word[1] = four.y;
+  word[2] = four.z;
+  word[3] = four.w;
 }
 
-// What most sources have in common: one tile per load, and nothing in shared memory but the stage.
+// Base of most sources: one tile per load, no shared memory except the stage.
 struct OneTile {
   using Shared = Nothing;
-  using Held = Nothing;             // registers that take part of the next tile beside the stage
-  static constexpr int kParts = 1;  // tiles that one load brings, part_cols() apart
+  using Held = Nothing;             // registers for the part of the next tile that is not staged
+  static constexpr int kParts = 1;  // tiles per load, part_cols() apart
   __device__ static constexpr int64_t part_cols() { return 0; }
   __device__ static void hold(const TileSpan&, Held&) {}
 };
 
-// kAligned: every tensor of the op is, so that all accesses are of 8 or 16 bytes.
+// bf16 or f32 in memory. kAligned: every tensor of the op allows accesses of 8 or 16 bytes.
 template <class T, bool kIsAligned>
 struct FloatSource : OneTile {
   using Element = T;
   static constexpr bool kAligned = kIsAligned;
-  static constexpr int kCtas = sizeof(T) == 2 ? 3 : 2;  // per SM: what registers allow
-  static constexpr int64_t kLongestRun = 2;             // tiles; longer ones spread CTAs over rows
-  // A tile of bf16 waits in shared memory for its turn. One of f32 would take too much of it, and
-  // has enough bytes on the way without.
+  static constexpr int kCtas = sizeof(T) == 2 ? 3 : 2;  // per SM: limited by registers
+  static constexpr int64_t kLongestRun = 2;  // tiles; longer runs spread concurrent CTAs over rows
+  // Staging prefetches the next tile into shared memory. f32 would take too much of it, and has
+  // enough bytes in flight without.
   static constexpr bool kStaged = kAligned && sizeof(T) == 2;
   const T* x;  // element (0, 0) of the panel once at_rows() was called
   int64_t cols;
 
-  // The source as the CTA of these rows sees it. All threads call it; a barrier may be inside.
+  // The source positioned at these rows. All threads must call it; other sources have a barrier
+  // here.
   __device__ FloatSource at_rows(const Panels&, const RowTile& at, Shared&) const {
     FloatSource source = *this;
     source.x += at.panel.begin * cols;
@@ -119,7 +128,8 @@ struct FloatSource : OneTile {
       load_row<kAligned>(from, row + i < span.rows ? count : 0, fragment.word[i]);
   }
 
-  // The same in two steps, which no register waits for. Every thread reads back what it staged.
+  // load() in two steps, stage() and unstage(), which needs no registers in between. Every thread
+  // reads back what it staged itself.
   using Stage = uint4[kFragment][kThreads];
   __device__ void stage(const TileSpan& span, Stage& stage) const {
     const int row = fragment_row();
@@ -137,29 +147,29 @@ struct FloatSource : OneTile {
   }
 };
 
-// The rowwise form.
+// The rowwise form, e4m3 with scales.
 template <bool kIsAligned>
 struct RowwiseSource : OneTile {
   using Element = e4m3;
   static constexpr bool kAligned = kIsAligned;
   static constexpr bool kStaged = false;
   static constexpr int kCtas = 2;
-  static constexpr int64_t kLongestRun = 8;  // it is arithmetic that takes the time here
+  static constexpr int64_t kLongestRun =
+      8;  // bound by arithmetic: the order in memory matters less
   const e4m3* qdata;
   const e8m0* scale;
   Block block;
   ScaleLayout layout;
   int row_shift, col_shift;    // log2 of a block's sides
-  int64_t cols, scale_stride;  // the latter is Place's
-  // From the code of an even row to that of the next; from tile to tile, or, in quads, of which
-  // four tiles have one each, from quad to quad.
-  int64_t row_step, tile_step;
-  int quad_shift;
+  int64_t cols, scale_stride;  // scale_stride: as in Place
+  int64_t row_step;            // bytes from an even row's scale to that of the next row
+  int64_t tile_step;  // bytes from one tile's scales to the next tile's; quads: per 4 tiles
+  int quad_shift;     // quads: log2(4), as a tile uses one byte of a quad; else 0
 
   __device__ RowwiseSource at_rows(const Panels& panels, const RowTile& at, Shared&) const {
     const Place place = place_of(panels, at.panel, Form::kRowwise, block, layout);
     RowwiseSource source = *this;
-    // Both of this thread, in the first tile of columns.
+    // qdata and scale of this thread's fragment, in the first tile of columns.
     source.qdata += place.qdata + (at.row + fragment_row()) * cols + fragment_col();
     const int64_t row = at.row + code_row();
     source.scale += place.scale;
@@ -181,8 +191,8 @@ struct RowwiseSource : OneTile {
   }
 
  private:
-  // Four lanes are inside one block: the columns of a rowwise one are 32 or more. Each loads the
-  // codes of two rows, of which the first is even: blocks that are taller than a row have both.
+  // Four neighbouring lanes share a block, as rowwise blocks have 32 or more columns. Each lane
+  // loads the codes of two rows. The first row is even, so blocks taller than one row contain both.
   __device__ static int code_row() { return fragment_row() + lane_index() % 4 * 2; }
   __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
     const auto tile = static_cast<uint32_t>(span.col / kTileCols);
@@ -207,7 +217,7 @@ RowwiseSource<kAligned> rowwise_source(const e4m3* qdata, const e8m0* scale, Blo
   source.row_shift = std::countr_zero(static_cast<unsigned>(block.rows));
   source.col_shift = std::countr_zero(static_cast<unsigned>(block.cols));
   source.cols = panels.cols;
-  Panel any = first_panel();  // the stride is that of every panel
+  Panel any = first_panel();  // all panels have the same stride
   any.rows = panels.rows;
   source.scale_stride = place_of(panels, any, Form::kRowwise, block, layout).scale_stride;
   switch (layout) {

@@ -1,5 +1,4 @@
-// What a CTA does with a whole tile of e4m3: transposes it in shared memory, stores it, and zeroes
-// what no group covers.
+// Operations on a whole tile of e4m3: transpose it in shared memory, store it, zero it.
 #pragma once
 
 #include <type_traits>
@@ -11,9 +10,9 @@ namespace moxie::cuda {
 
 // ---- shared memory ----
 
-// A tile of e4m3, [outer, k] as in the colwise form. Fragments touch eight bytes of each of eight
-// lines, and neighbouring lanes do so eight lines apart; global memory wants 16 bytes along a line.
-// The exclusive or keeps both free of bank conflicts.
+// A tile of e4m3 as [outer, k] of the colwise form. Two access patterns: a fragment accesses 8
+// bytes in each of 8 lines, with neighbouring lanes 8 lines apart; global memory is accessed 16
+// bytes along a line. The xor swizzle keeps both free of bank conflicts.
 struct alignas(16) ByteTile {
   uint8_t byte[kTileCols][kTileRows];
 
@@ -29,7 +28,7 @@ struct alignas(16) ByteTile {
   __device__ void store(int line, int index, const uint4& v) {
     const_cast<uint4&>(chunk(line, index)) = line / kFragment % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
   }
-  // The same from memory, which no register waits for.
+  // store() of 16 bytes from global memory, asynchronously (cp.async).
   __device__ void copy(int line, int index, const e4m3* from) {
     auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
     const int first = line / kFragment % 2;
@@ -45,32 +44,37 @@ struct alignas(16) ByteTile {
 };
 static_assert(kTileRows / kFragment == kFragmentLanes);
 
-// Eight bytes of each column of this thread's fragment, four rows to a word. The fragment has
-// `left` rows: from there on it is padded with zeros, also where a scale is NaN.
+// Stores this thread's fragment: eight bytes of each column, four rows per word. Rows from `left`
+// on are padding and become zero, even if a scale is NaN.
 template <class Tile>
 __device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kFragment][2]) {
   if (left < kFragment) {
     const auto bytes_below = [](int count) {
-      return count >= 4 ? ~0u : count <= 0 ? 0u : (1u << 8 * count) - 1;
+      return count >= 4 ? ~0u : count <= 0 ? 0u : (1u << (8 * count)) - 1;
     };
 #pragma unroll
-    for (auto& [low, high] : piece) low &= bytes_below(left), high &= bytes_below(left - 4);
+    for (auto& [low, high] : piece) {
+      low &= bytes_below(left);
+      high &= bytes_below(left - 4);
+    }
   }
 #pragma unroll
   for (int j = 0; j < kFragment; ++j) tile.piece(j) = uint2{piece[j][0], piece[j][1]};
 }
 
-// Encodes this thread's fragment column by column; scaled(i, x) gives its row i.
+// Encodes this thread's fragment and stores it transposed; scaled(i, x) writes its scaled row i to
+// x.
 template <class Tile, class Scaled>
 __device__ void transpose_rows(Tile& tile, int left, Scaled&& scaled) {
   uint32_t piece[kFragment][2] = {};
 #pragma unroll
   for (int i = 0; i < kFragment; i += 2) {
     float x[2][kFragment];
-    scaled(i, x[0]), scaled(i + 1, x[1]);
+    scaled(i, x[0]);
+    scaled(i + 1, x[1]);
 #pragma unroll
     for (int j = 0; j < kFragment; ++j)
-      piece[j][i / 4] |= ptx::encode2(x[0][j], x[1][j]) << 8 * (i % 4);
+      piece[j][i / 4] |= ptx::encode2(x[0][j], x[1][j]) << (8 * (i % 4));
   }
   store_columns(tile, left, piece);
 }
@@ -110,10 +114,10 @@ __device__ void transpose_fragment(Tile& tile, int left, const Fragment<Element>
 struct TileOut {
   e4m3* qdata;  // element (0, 0) of the tile
   int64_t stride;
-  int outer, k;  // at most 128 each; k includes the zeros that pad a group's tail
+  int outer, k;  // at most 128 each; k includes the padding at the end of a group
 };
 
-// What is stored at once. Where the op's tensors are aligned, no piece is cut by an edge.
+// Bytes per store. If the op's tensors are aligned, no piece crosses the end of a row.
 inline constexpr int kRowwisePiece = kFragment;
 inline constexpr int kColwisePiece = sizeof(uint4);
 inline constexpr int kMaxRowBlocks = kTileRows / kMxBlock;
@@ -124,11 +128,15 @@ __device__ void store_piece(e4m3* to, const Word& word, int count) {
     if (count > 0) *reinterpret_cast<Word*>(to) = word;
   } else {
     uint32_t words[sizeof(Word) / 4];
-    words[0] = word.x, words[1] = word.y;
-    if constexpr (sizeof(Word) == 16) words[2] = word.z, words[3] = word.w;
+    words[0] = word.x;
+    words[1] = word.y;
+    if constexpr (sizeof(Word) == 16) {
+      words[2] = word.z;
+      words[3] = word.w;
+    }
 #pragma unroll
     for (int i = 0; i < static_cast<int>(sizeof(Word)); ++i)
-      if (i < count) to[i] = {static_cast<uint8_t>(words[i / 4] >> 8 * (i % 4))};
+      if (i < count) to[i] = {static_cast<uint8_t>(words[i / 4] >> (8 * (i % 4)))};
   }
 }
 
@@ -140,14 +148,14 @@ __device__ uint4 load_piece(const e4m3* from, int count) {
     uint32_t words[4] = {};
 #pragma unroll
     for (int i = 0; i < kColwisePiece; ++i)
-      if (i < count) words[i / 4] |= static_cast<uint32_t>(from[i].bits) << 8 * (i % 4);
+      if (i < count) words[i / 4] |= static_cast<uint32_t>(from[i].bits) << (8 * (i % 4));
     return {words[0], words[1], words[2], words[3]};
   }
 }
 
 // Calls f(line, index of a 16-byte chunk) so that neighbouring threads have neighbouring chunks.
 inline constexpr int kLineChunks = kTileRows / kColwisePiece;
-inline constexpr int kChunkLines = kThreads / kLineChunks;  // between the chunks of a thread
+inline constexpr int kChunkLines = kThreads / kLineChunks;  // lines between a thread's chunks
 
 template <class F>
 __device__ void for_each_chunk(F&& f) {
@@ -166,7 +174,8 @@ __device__ void store_tile(const TileOut& out, const ByteTile& tile) {
   for (int i = 0; i < kTileCols; i += kChunkLines, to += step) {
     const int count = line + i < out.outer ? out.k - index * kColwisePiece : 0;
     if constexpr (kAligned) {
-      // Half of a line: the other half is that of the tile below or above.
+      // Half of a 256-byte L2 line; the tile above or below writes the other half, so keep it in
+      // L2.
       if (count > 0) ptx::store_kept(to, tile.load(line + i, index));
     } else {
       store_piece<false>(to, tile.load(line + i, index), count);
@@ -174,7 +183,7 @@ __device__ void store_tile(const TileOut& out, const ByteTile& tile) {
   }
 }
 
-// The parts of an operand that no group covers. Pieces are those of the operand's form.
+// Zeroes a tile of an operand, in pieces of Word.
 template <bool kAligned, class Word>
 __device__ void zero(const TileOut& out) {
   constexpr int kPieces = kTileCols / sizeof(Word);

@@ -1,4 +1,4 @@
-// The shape of a tile, 128 x 128, and of what each thread of a CTA holds of it, 8 x 8.
+// The shape of a tile (128 x 128) and of the fragment that each thread holds (8 x 8).
 #pragma once
 
 #include <optional>
@@ -21,9 +21,9 @@ __device__ inline int fragment_col() {
   return static_cast<int>(threadIdx.x % unsigned{kFragmentLanes}) * kFragment;
 }
 
-// Elements of a tile that are inside the panel, and where its first one is.
+// The part of a tile that is inside the panel.
 struct TileSpan {
-  int64_t row, col;  // counted from the panel's first
+  int64_t row, col;  // first element, relative to the panel
   int rows, cols;    // at most 128 each
 };
 
@@ -31,12 +31,13 @@ constexpr int clip(int64_t left, int limit) {
   return static_cast<int>(max<int64_t>(min<int64_t>(left, limit), 0));
 }
 
-// Can rows of `stride` elements be moved `count` at a time? Then no such piece is cut by an edge.
+// Whether rows of `stride` elements can be accessed `count` elements at a time. If so, no such
+// piece crosses the end of a row.
 template <class T>
 bool are_rows_aligned(const T* data, int64_t stride, int count) {
   return reinterpret_cast<uintptr_t>(data) % (count * sizeof(T)) == 0 && stride % count == 0;
 }
-// The same of a result, if it is asked for.
+// The same for an optional result; true if it is absent.
 template <class Out>
 bool are_rows_aligned(const std::optional<Out>& out, int count) {
   return !out || are_rows_aligned(out->qdata.data, out->qdata.dim(-1), count);

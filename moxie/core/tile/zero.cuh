@@ -1,11 +1,11 @@
-// Zeros where no group reaches: a range of bytes, shared by the CTAs of the tail.
+// Zeroes a range of bytes that no group covers; the CTAs of the tail share the work.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
 
 namespace moxie::cuda {
 
-// This CTA's share, the index-th of count, of a range of bytes.
+// Zeroes share `index` of `count` equal shares of a range of bytes.
 __device__ inline void zero_share(void* data, int64_t bytes, int64_t index, int64_t count) {
   if (bytes <= 0) return;
   constexpr int64_t kWide = sizeof(uint4);
