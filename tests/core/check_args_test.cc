@@ -80,7 +80,7 @@ TEST(Check, RefusesMoreThan1024Groups) {
 TEST(Check, RefusesOffsForWeights) {
   Call call;
   call.args.x.shape = {2, 4, 64};
-  EXPECT_REFUSED(call.run(), "weights [2, 4, 64] take no offs");
+  EXPECT_REFUSED(call.run(), "offs must be absent for weights [2, 4, 64]");
 }
 
 TEST(Check, RefusesShapesThatAreNeitherTokensNorWeights) {
@@ -115,7 +115,7 @@ TEST(Check, RefusesATallRowwiseBlockOnGroups) {
 TEST(Check, RefusesABlockNobodyHas) {
   Call call;
   call.args.rowwise->block = {1, 64};
-  EXPECT_REFUSED(call.run(), "there is no block 1x64");
+  EXPECT_REFUSED(call.run(), "block must be one of the supported blocks, got 1x64");
 }
 
 TEST(Check, RefusesANegativeSize) {
@@ -210,10 +210,10 @@ TEST(CheckLayout, RefusesQuadsOfBlocksThatAreNot128AlongK) {
   check_layout("quantize", Form::kColwise, {128, 32}, ScaleLayout::kQuads);
   check_layout("quantize", Form::kRowwise, {1, 32}, ScaleLayout::kSwizzled);
   EXPECT_REFUSED(check_layout("quantize", Form::kRowwise, {1, 32}, ScaleLayout::kQuads),
-                 "quantize: scales in quads are for blocks of 128 columns in the rowwise form, got "
+                 "quantize: scales in quads need blocks of 128 columns in the rowwise form, got "
                  "1x32");
   EXPECT_REFUSED(check_layout("quantize", Form::kColwise, {32, 1}, ScaleLayout::kQuads),
-                 "quantize: scales in quads are for blocks of 128 rows in the colwise form, got "
+                 "quantize: scales in quads need blocks of 128 rows in the colwise form, got "
                  "32x1");
 }
 

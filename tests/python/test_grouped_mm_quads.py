@@ -129,7 +129,7 @@ def test_a_pass_names_the_layout_that_it_was_given(like_hopper):
 def test_quads_of_blocks_of_32_are_refused():
     x = torch.randn(64, 64, dtype=torch.bfloat16)
     with pytest.raises(
-        ValueError, match="quantize_rowwise: scales in quads are for blocks of 128 columns in the rowwise form, got 1x32"
+        ValueError, match="quantize_rowwise: scales in quads need blocks of 128 columns in the rowwise form, got 1x32"
     ):
         moxie.quantize_rowwise(x, scale_layout="quads")
     with pytest.raises(ValueError, match="for blocks of 128 rows in the colwise form, got 32x1"):

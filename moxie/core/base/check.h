@@ -7,14 +7,14 @@
 
 namespace moxie {
 
-// What every function of the library throws when its arguments are wrong.
+// Thrown by every function of the library for invalid arguments.
 class Error : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// What they throw when a GPU fails: a launch that is refused, memory that is used up, a lost
-// context. The arguments may have been right, so that it is no Error.
+// Thrown if a GPU fails: a refused launch, out of memory, a lost context. It is not an Error,
+// because the arguments may have been valid.
 class DeviceError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -30,7 +30,7 @@ template <class... Parts>
 }  // namespace moxie
 
 // MOXIE_CHECK(cols > 0, "pad_groups: cols must be positive, got ", cols);
-// The parts are only evaluated when the condition is false.
+// The parts are evaluated only if the condition is false.
 #define MOXIE_CHECK(condition, ...) \
   do {                              \
     if (!(condition)) [[unlikely]]  \

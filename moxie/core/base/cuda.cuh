@@ -1,4 +1,4 @@
-// What every kernel needs: errors and launches.
+// Errors and launches of CUDA kernels.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -20,7 +20,7 @@ namespace moxie::cuda {
 
 inline void check_cuda(std::string_view op, std::string_view call, cudaError_t status) {
   if (status == cudaSuccess) return;
-  cudaGetLastError();  // it was seen: it must not surface in a later call of another library
+  cudaGetLastError();  // clears the error, so that it does not surface in another library's call
   std::ostringstream message;
   message << op << ": " << call << " failed: " << cudaGetErrorString(status);
   throw DeviceError(message.str());
@@ -29,21 +29,21 @@ inline void check_cuda(std::string_view op, std::string_view call, cudaError_t s
 struct Launch {
   std::string_view op;  // for the error message
   void* stream;
-  int64_t work;          // CTAs that there is work for, numbered by work_index()
+  int64_t work;          // number of CTAs with work; work_index() numbers them
   int shared_bytes = 0;  // dynamic
   int threads = kThreads;
 };
 
-// Dynamic shared memory beyond what every kernel may have must be asked for.
+// Allows a kernel more dynamic shared memory than the default 48 KB.
 void allow_shared(std::string_view op, const void* kernel, int bytes);
 
-// The runtime never waits for the device here, so a launch can be captured in a graph.
+// Launches a kernel without synchronizing, so that it can be captured in a CUDA graph.
 template <class Params>
 void launch(const Launch& how, void (*kernel)(Params), const Params& params) {
   if (how.work == 0) return;
   allow_shared(how.op, reinterpret_cast<const void*>(kernel), how.shared_bytes);
   cudaLaunchConfig_t config{};
-  // x has the larger limit, 2^31 - 1; y takes what is left.
+  // gridDim.x has the larger limit, 2^31 - 1; gridDim.y takes the rest.
   const int64_t width = min<int64_t>(how.work, std::numeric_limits<int>::max());
   config.gridDim.x = static_cast<unsigned>(width);
   config.gridDim.y = static_cast<unsigned>(ceil_div(how.work, width));
@@ -59,7 +59,7 @@ inline void zero_async(const Launch& how, void* data, int64_t bytes) {
                                            static_cast<cudaStream_t>(how.stream)));
 }
 
-// Which of Launch::work this CTA is for. At or past it, the CTA must return.
+// This CTA's index in Launch::work. A CTA with an index at or past it must return.
 __device__ inline int64_t work_index() {
   return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }

@@ -7,14 +7,14 @@
 namespace moxie::cuda {
 namespace {
 
-// Whether there is a device; a negative one becomes the current one.
+// Whether there is a device; replaces a negative index by the current device.
 bool has_device(int& device) {
   if (device >= 0 || cudaGetDevice(&device) == cudaSuccess) return true;
-  cudaGetLastError();  // that there is none is an answer
+  cudaGetLastError();  // having no device is not an error here
   return false;
 }
 
-// Every launch asks, and a device never changes: what the driver said once is kept.
+// Caches a property per device: every launch asks for it, and it never changes.
 class KeptByDevice {
  public:
   template <class Ask>
@@ -58,11 +58,11 @@ int num_multiprocessors(int device) {
 }
 
 void allow_shared(std::string_view op, const void* kernel, int bytes) {
-  constexpr int kDefault = 48 << 10;  // any kernel may have as much
+  constexpr int kDefault = 48 << 10;  // allowed for every kernel without asking
   if (bytes <= kDefault) return;
   int device = 0;
   MOXIE_CUDA_CHECK(op, cudaGetDevice(&device));
-  // Asking takes as long as half a launch. Per thread, so that no lock is needed.
+  // Cached, because the call takes half as long as a launch; per thread, to avoid a lock.
   thread_local std::map<std::pair<const void*, int>, int> allowed;
   int& most = allowed[{kernel, device}];
   if (bytes <= most) return;

@@ -1,4 +1,4 @@
-// From an op, once its arguments are checked, to the backend that the caller chose.
+// Dispatches an op with checked arguments to the backend that the caller chose.
 #pragma once
 
 #include <string_view>
@@ -25,7 +25,7 @@ void dispatch(std::string_view op, const Exec& exec, const Ref& ref, const Cpu& 
   fail(op, ": this build of Moxie has no CUDA backend (configure with -DMOXIE_CUDA=ON)");
 }
 
-// The same for an op that has no faster backend on a CPU than ref.
+// The same for an op without a cpu backend: a CPU runs ref.
 template <class Ref, class Cuda>
 void dispatch(std::string_view op, const Exec& exec, const Ref& ref, const Cuda& cuda) {
   dispatch(op, exec, ref, ref, cuda);

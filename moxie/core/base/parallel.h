@@ -1,4 +1,4 @@
-// How kernels of the cpu backend run on the threads of an Exec.
+// Runs kernels of the cpu backend on the threads of an Exec.
 #pragma once
 
 #include <cfenv>
@@ -12,14 +12,14 @@
 
 namespace moxie {
 
-// Around every range of work, in whichever thread runs it (and around ref's loops):
-// - The floating-point mode is the default one, so that a caller's flush-to-zero or rounding mode
-//   never changes a byte; afterwards the thread has its own mode and exception flags back.
-// - Streaming stores (simd/stream.inc) are complete before anyone learns that the range is done.
+// Scope of every range of work of the cpu backend, and of ref's loops:
+// - Sets the default floating-point mode, so that a caller's flush-to-zero or rounding mode never
+//   changes a result; restores the thread's mode and exception flags at the end.
+// - Waits for streaming stores (simd/stream.inc) before the range counts as done.
 class KernelScope {
  public:
 #if defined(__x86_64__)
-  // fesetenv leaves flush-to-zero alone, hence the register itself.
+  // Sets MXCSR directly, because fesetenv does not change flush-to-zero.
   KernelScope() : mode_(_mm_getcsr()) { _mm_setcsr(kDefaultMode); }
   ~KernelScope() {
     _mm_sfence();
@@ -41,7 +41,7 @@ class KernelScope {
 #endif
 };
 
-// body(begin, end) on ranges that cover [0, count) once; the caller's thread alone without a pool.
+// Calls body(begin, end) on disjoint ranges that cover [0, count); without a pool, in this thread.
 template <class Body>
 void parallel_for(const Exec& exec, int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;

@@ -1,4 +1,4 @@
-// A view is a pointer and a shape: contiguous, row-major, owned by someone else.
+// A view is a pointer and a shape: contiguous, row-major, not owning.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ enum class Format : uint8_t { kBf16, kF32 };
 constexpr const char* name(Format format) { return format == Format::kBf16 ? "bf16" : "f32"; }
 constexpr int64_t bytes_of(Format format) { return format == Format::kBf16 ? 2 : 4; }
 
-// A tensor in one of the two high-precision formats: what is quantized, and what comes back.
+// A tensor in one of the two high-precision formats, bf16 and f32.
 template <class Void>
 struct BasicFloatView {
   Void* data = nullptr;

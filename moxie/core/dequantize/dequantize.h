@@ -1,5 +1,5 @@
-// dequantize: an operand back to x in bf16 or f32: qdata * scale in f32, then rounded to nearest
-// even if bf16 is asked for. The inverse of either form of quantize, in the order of x again.
+// dequantize: an operand back to x: qdata * scale in f32, for bf16 then rounded to nearest even.
+// The inverse of either form of quantize; the result is in the order of x.
 #pragma once
 
 #include "moxie/core/format/bf16.h"
@@ -12,7 +12,7 @@ struct DequantizeArgs {
   Block block = {};  // rows x cols of x
   ScaleLayout layout = ScaleLayout::kPlain;
   View<const e4m3> qdata;            // [R, C] or [G, N, K]; colwise [C, padded R] or [G, K, N]
-  View<const e8m0> scale;            // operand_shape() has its shape
+  View<const e8m0> scale;            // shape: operand_shape()
   OptionalOffs offs = std::nullopt;  // [G], tokens only
   FloatView x = {};                  // result, [R, C] or [G, N, K]; rows that no group covers are 0
 };

@@ -14,7 +14,7 @@ struct DequantizeTo {
   T* x;  // the tile's first element
   int64_t stride;
   bool stream;
-  const uint8_t* next;  // the next tile in qdata, to be asked for; may be null
+  const uint8_t* next;  // the next tile in qdata, to prefetch; may be null
 };
 
 struct DequantizeScratch {

@@ -1,6 +1,6 @@
-// Rowwise: fragments are loaded, scaled and stored where they are. Colwise: the tile is transposed
-// in shared memory as bytes, before it grows to bf16 or f32; tiles are cut in the buffer, so that
-// each column of one is read as one piece.
+// Rowwise: each thread loads, scales and stores its fragment. Colwise: the tile is transposed in
+// shared memory as bytes, before it grows to bf16 or f32. Tiles are cut in the buffer
+// (Cut::kInBuffer), so that each column of a tile is one aligned piece of memory.
 #include "moxie/core/base/device.h"
 #include "moxie/core/dequantize/backends.h"
 #include "moxie/core/ptx/l2.cuh"
@@ -29,7 +29,7 @@ struct DequantizeParams {
   uint32_t ctas_at_once;
 };
 
-// Colwise, of the tile at hand and the next.
+// Colwise: double buffer for the current tile and the next.
 struct TransposedTiles {
   ByteTile tile[2];
   alignas(8) e8m0 code[2][kMaxRowBlocks][kTileCols];
@@ -43,7 +43,7 @@ struct DequantizeStorage {
   RowTileSearch search;
 };
 
-// Eight elements of x as words.
+// Eight elements of x as packed words.
 template <class T>
 struct Row {
   static constexpr int kWords = kFragment * sizeof(T) / 4;
@@ -59,8 +59,8 @@ struct Row {
   }
 };
 
-// store_row() of bf16 as one integer. Of four words the compiler makes four stores where their last
-// instruction moves into the branch around them.
+// store_row() of bf16 as one 128-bit integer. With four words the compiler makes four stores if it
+// moves their last instructions into the branch.
 __device__ void store_whole(bf16* to, int count, const Row<bf16>& row) {
   const auto pair = [&](int i) {
     return static_cast<uint64_t>(row.word[i + 1]) << 32 | row.word[i];
@@ -96,7 +96,7 @@ struct RowwiseRun {
   }
 };
 
-// The next tile travels into shared memory while this one is decoded.
+// Colwise: the next tile is copied to shared memory while this one is decoded.
 template <class T, bool kAligned>
 struct ColwiseRun {
   static constexpr int kCodes = kMaxRowBlocks * kTileCols / kThreads;
@@ -104,7 +104,7 @@ struct ColwiseRun {
   const DequantizeParams<T, kAligned>& p;
   TransposedTiles& s;
   uint8_t code[kCodes];
-  int loaded = 0;  // which tile was asked for last
+  int loaded = 0;  // index of the buffer that was loaded last
 
   __device__ ColwiseRun(const DequantizeParams<T, kAligned>& params,
                         DequantizeStorage<Form::kColwise>& storage, const RowTile& at)
@@ -132,7 +132,7 @@ struct ColwiseRun {
       load_plain(span);
   }
 
-  // Or quads, of which all rows of a tile have one.
+  // Plain scales, or quads (one scale per column for all rows of a tile).
   __device__ void load_plain(const TileSpan& span) {
     const int col = threadIdx.x % kTileCols;
     const e8m0* codes = p.scale + scale_index(s.place, p.layout, (span.col + col) >> p.col_shift,
@@ -145,7 +145,7 @@ struct ColwiseRun {
     }
   }
 
-  // Two threads a column, in the order of the column's scales.
+  // Swizzled: two threads per column, in the order in which the scales are stored.
   static constexpr int kBand = kScaleTileRows / kScaleTileCols;
   __device__ static int swizzled_col() {
     const int word = static_cast<int>(threadIdx.x) / kCodes;
@@ -156,7 +156,7 @@ struct ColwiseRun {
     return threadIdx.x % kCodes * kCodes + code_index;
   }
 
-  // Of tiles that begin where those of the scales do not, two have a share each.
+  // A tile may straddle two tiles of scales, as it is cut in the buffer and they are cut at panels.
   __device__ void load_swizzled(const TileSpan& span) {
     const e8m0* codes = p.scale + s.place.scale +
                         span.col / kTileCols * s.place.scale_stride * kScaleTileBytes +
@@ -193,10 +193,10 @@ struct ColwiseRun {
     const int mine = loaded;
     store_codes(s, mine);
     __pipeline_wait_prior(0);
-    // All of this tile is there, and no thread is left that decodes the one before it.
+    // Behind it this tile is complete, and all threads have decoded the previous one.
     __syncthreads();
     load_next();
-    // The eight rows of a fragment are inside one block, as a colwise block has 32 rows or more.
+    // A fragment's eight rows share a block, as colwise blocks have 32 or more rows.
     const e8m0* codes = &s.code[mine][fragment_row() / kMxBlock][fragment_col()];
     Row<T> rows[kFragment];
 #pragma unroll
@@ -205,7 +205,8 @@ struct ColwiseRun {
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
         const uint2 piece = s.tile[mine].piece(j + k);
-        ptx::decode4(piece.x, x[k]), ptx::decode4(piece.y, x[k] + 4);
+        ptx::decode4(piece.x, x[k]);
+        ptx::decode4(piece.y, x[k] + 4);
         const float scale = factor_of(codes[j + k].code);
 #pragma unroll
         for (int r = 0; r < kFragment; ++r) x[k][r] *= scale;
@@ -220,15 +221,15 @@ struct ColwiseRun {
 
 constexpr Cut cut_of(Form form) { return form == Form::kRowwise ? Cut::kAtPanels : Cut::kInBuffer; }
 
-// What registers allow.
+// CTAs per SM: limited by registers.
 template <class T>
 constexpr int ctas_per_sm(Form form) {
   if (form == Form::kRowwise) return 4;
   return sizeof(T) == 2 ? 3 : 2;
 }
 
-// What the first CTAs of tokens need is about here: memory has nothing else to do while they
-// search.
+// Prefetches the first wave's tiles to L2 while the CTAs search for their rows. The address is a
+// guess that ignores offs: close enough, as memory is idle then.
 template <Form kForm, class T, bool kAligned>
 __device__ void prefetch_tile(const DequantizeParams<T, kAligned>& p, uint32_t tile, int64_t col) {
   constexpr bool kRowwise = kForm == Form::kRowwise;
@@ -261,7 +262,7 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto store = [&](int i, const Row<T>& row) {
     const int64_t at_row = at.panel.begin + span.row + fragment_row() + i;
     T* const to = p.x + at_row * p.panels.cols + span.col + fragment_col();
-    // A panel's first row is the first of a fragment.
+    // The tile may begin before the panel; the panel's first row is the first row of a fragment.
     const bool before = kForm == Form::kColwise && span.row + fragment_row() < 0;
     const int count = fragment_row() + i < span.rows && !before ? span.cols - fragment_col() : 0;
     if constexpr (kForm == Form::kRowwise && kAligned && std::is_same_v<T, bf16>)

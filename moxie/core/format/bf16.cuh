@@ -1,4 +1,4 @@
-// Two bf16 in a word, the first in the lower half.
+// Two bf16 packed in a word, the first in the lower half.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -17,8 +17,8 @@ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 
-// Rounds as to_bf16() does, with the one NaN there is. The GPU's own NaN has larger bits than that,
-// and nothing else has: a minimum of integers replaces it.
+// Rounds as to_bf16() does, with canonical NaN. The GPU's NaN (0x7fff) has the largest bits of all
+// magnitudes, so an integer minimum replaces it.
 __device__ inline uint32_t to_bf16_pair(float a, float b) {
   const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
   return __vmins2(*reinterpret_cast<const uint32_t*>(&two), 0x7fc07fc0u);

@@ -12,14 +12,14 @@ struct Block {
   constexpr bool operator==(const Block&) const = default;
 };
 
-// Every block there is. 32 is what MX tensor cores multiply with a scale; 128 is what Hopper's FP8
-// tensor cores can afford to, and is a valid MX block too once its scale is repeated.
+// All supported blocks. MX tensor cores apply a scale per 32 elements. On Hopper software applies
+// it, and can afford to do so per 128; such a block is a valid MX block if its scale is repeated.
 inline constexpr Block kBlocks[] = {{1, 32},  {32, 1},   {32, 32},  {1, 128},
                                     {128, 1}, {128, 32}, {128, 128}};
 inline constexpr int kMxBlock = 32;  // elements along the contraction per scale of an MX GEMM
 
-// An op stores x in one of two forms. Both end as an operand [outer, k] whose contraction k is last
-// and contiguous.
+// The two forms in which an op stores x. Both are an operand [outer, k] whose contraction dimension
+// k is last and contiguous.
 enum class Form : uint8_t {
   kRowwise,  // [rows, cols]: outer = rows, k = cols
   kColwise,  // [cols, rows], stored transposed: outer = cols, k = rows
@@ -27,7 +27,7 @@ enum class Form : uint8_t {
 
 constexpr const char* name(Form form) { return form == Form::kRowwise ? "rowwise" : "colwise"; }
 
-// The block seen from the operand.
+// The sides of a block in the operand: along outer and along k.
 constexpr int outer_of(Block block, Form form) {
   return form == Form::kRowwise ? block.rows : block.cols;
 }
@@ -39,7 +39,7 @@ inline std::string name(Block block) {
   return std::to_string(block.rows) + "x" + std::to_string(block.cols);
 }
 
-// A GEMM can only apply a scale that stays constant over 32 or more of the contraction.
+// Whether a GEMM can apply the scale: it must be constant over at least 32 elements along k.
 constexpr bool is_operand_block(Block block, Form form) { return k_of(block, form) >= kMxBlock; }
 
 }  // namespace moxie

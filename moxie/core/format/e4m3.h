@@ -13,10 +13,10 @@ struct e4m3 {
 };
 
 inline constexpr float kE4m3Max = 448.f;
-inline constexpr uint8_t kE4m3Nan = 0x7f;  // what encode writes for NaN, whatever its sign
+inline constexpr uint8_t kE4m3Nan = 0x7f;  // encoding of NaN of either sign
 
-// Round to nearest even, saturate at +-448 (infinity too), keep the sign of zero.
-// Written without branches, so that a compiler can vectorise it.
+// Rounds to nearest even, saturates at +-448 (infinity too), keeps the sign of zero. Branch-free,
+// so that a compiler can vectorise it.
 constexpr e4m3 to_e4m3(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = (bits >> 24) & 0x80;
@@ -34,12 +34,12 @@ constexpr e4m3 to_e4m3(float value) {
   return {static_cast<uint8_t>(magnitude > 0x7f800000 ? kE4m3Nan : code)};
 }
 
-// Both NaN bytes give the one NaN 0x7fc00000, so that no result depends on how a machine carries
-// the sign of a NaN through a product.
+// Both NaN bytes give the canonical NaN 0x7fc00000, so that results do not depend on how a machine
+// propagates the sign of a NaN.
 constexpr float to_float(e4m3 value) {
   const uint32_t sign = static_cast<uint32_t>(value.bits & 0x80) << 24;
   const uint32_t code = value.bits & 0x7f;
-  // A subnormal is code * 2^-9 exactly; a normal needs its bits moved and rebiased.
+  // A subnormal is exactly code * 2^-9; a normal number is shifted and rebiased.
   const auto subnormal = std::bit_cast<uint32_t>(static_cast<float>(code) * 0x1p-9f);
   const uint32_t normal = (code << 20) + (120u << 23);
   const uint32_t magnitude = code < 8 ? subnormal : normal;

@@ -1,4 +1,4 @@
-// The rules of scale_of() without their branches, and scales as the factors kernels multiply with.
+// Branch-free versions of scale_of(), to_float() and inverse() (e8m0.h) for kernels.
 #pragma once
 
 #include <bit>
@@ -9,10 +9,10 @@
 
 namespace moxie::cuda {
 
-// Every rule rounds the bits of amax up by a constant and keeps the exponent.
+// A scale rule as constants: every rule adds a constant to the bits of amax and takes the exponent.
 struct ScaleChoice {
   uint32_t round;
-  uint32_t limit;  // magnitudes from here on have no scale: NaN, infinity and what rounds to it
+  uint32_t limit;  // from here on the scale is NaN: NaN, infinity, and what rounds to infinity
 };
 
 constexpr ScaleChoice choice_of(ScaleRule rule) {
@@ -25,21 +25,21 @@ constexpr ScaleChoice choice_of(ScaleRule rule) {
   return {};
 }
 
-// scale_of(), by the bits of amax.
+// scale_of() for the bits of amax.
 constexpr uint32_t code_of(uint32_t amax, ScaleChoice choice) {
-  // One ulp above 448 * 2^-127, where RCEIL rounds down; no other rule tells the two apart.
+  // One ulp above 448 * 2^-127, RCEIL still rounds down (see scale_of); for the other rules this
+  // ulp makes no difference.
   const uint32_t bits = amax - (amax == 0x04600001u);
   const uint32_t exponent = (bits + choice.round) >> 23;
   return amax >= choice.limit ? kE8m0Nan : max(exponent, 8u) - 8u;
 }
 
-// Any e8m0 as a float, without to_float()'s branches: only the first and the last code have a
-// mantissa bit, 2^-127 being subnormal and 255 NaN.
+// to_float() of any e8m0. Only codes 0 (2^-127, subnormal) and 255 (NaN) have a mantissa bit.
 constexpr float factor_of(uint32_t code) {
-  return std::bit_cast<float>(code << 23 | ((code + 1 & 0xff) < 2 ? 0x400000u : 0u));
+  return std::bit_cast<float>(code << 23 | (((code + 1) & 0xff) < 2 ? 0x400000u : 0u));
 }
 
-// inverse() of a code that code_of() gave: those end at 247, or are NaN.
+// inverse() of a code from code_of(), which is at most 247 or NaN.
 constexpr float inverse_of(uint32_t code) {
   return std::bit_cast<float>(code == kE8m0Nan ? 0x7fc00000u : (254u - code) << 23);
 }

@@ -22,15 +22,15 @@ constexpr float to_float(e8m0 scale) {
   return std::bit_cast<float>(static_cast<uint32_t>(scale.code) << 23);
 }
 
-// What an element is multiplied with before it is rounded: 2^(127 - code), NaN for 255.
+// The factor for an element before it is rounded: 2^(127 - code), NaN for 255.
 constexpr float inverse(e8m0 scale) {
   if (scale.code == kE8m0Nan) return to_float(scale);
   return to_float(e8m0{static_cast<uint8_t>(254 - scale.code)});
 }
 
 enum class ScaleRule : uint8_t {
-  kRceil,  // the smallest scale under which nothing clips: amax <= 448 * scale
-  kFloor,  // 2^(floor(log2 amax) - 8): up to 2x of the top may clip
+  kRceil,  // the smallest scale at which nothing saturates: amax <= 448 * scale
+  kFloor,  // 2^(floor(log2 amax) - 8): values above 448 * scale saturate
   kCeil,   // 2^(ceil(log2 amax) - 8)
   kEven,   // amax rounded to a power of two at 1.9375, then floor
 };
@@ -64,7 +64,7 @@ constexpr e8m0 scale_of(float amax, ScaleRule rule) {
     case ScaleRule::kCeil: code += mantissa > 0; break;
     case ScaleRule::kEven:
       code += mantissa >= 0x780000u;
-      // Rounded up past the largest power of two there is infinity, and so no scale.
+      // Rounding up past the largest power of two gives infinity: the scale is NaN.
       if (exponent == 254 && mantissa >= 0x780000u) return {kE8m0Nan};
       break;
   }

@@ -1,4 +1,4 @@
-// Two f16 in a word, the first in the lower half.
+// Two f16 packed in a word, the first in the lower half.
 #pragma once
 
 #include <cuda_fp16.h>

@@ -10,8 +10,8 @@
 namespace moxie {
 
 struct RowScale {
-  float encode;  // elements are multiplied with this, then rounded to e4m3
-  float decode;  // what is stored: value = qdata * decode
+  float encode;  // multiplied with elements before they are rounded to e4m3
+  float decode;  // the stored scale: value = qdata * decode
 };
 
 // encode is the largest power of two <= f32(448 / amax); amax below 1e-12 counts as 1e-12.

@@ -1,4 +1,4 @@
-// Elements of a FloatView one by one, for code that is not in a hurry: the reference backends.
+// Access to single elements of a FloatView, for the reference backends.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,7 @@ inline void put_value(const FloatView& out, int64_t i, float value) {
     static_cast<bf16*>(out.data)[i] = to_bf16(value);
 }
 
-// A tensor of its own, for what a fused op has no memory for.
+// An owning tensor, for intermediate results in the reference of a fused op.
 struct Values {
   std::vector<std::byte> bytes;
   FloatView view;

@@ -1,5 +1,5 @@
-// Groups of token rows, padded and unpadded. Moxie's own GEMMs take any group sizes and need none
-// of this; it is for code around them that wants aligned groups.
+// Padding groups of token rows to an alignment, and back. Moxie's own GEMMs take groups of any
+// size; these ops are for other code that needs aligned groups.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 
 namespace moxie {
 
-// So that no padded end of 1024 groups leaves int32.
+// Keeps the padded end of 1024 groups within int32.
 inline constexpr int64_t kMaxAlignment = std::numeric_limits<int32_t>::max() / kMaxGroups;
 
-// A row is bytes here, so every dtype works the same.
+// Rows are bytes, so that every dtype works the same.
 struct PadGroupsArgs {
   View<const std::byte> x;   // [R, bytes of a row]
   View<const int32_t> offs;  // [G]
-  int64_t alignment = 32;    // any, 1 and up; an empty group stays empty
+  int64_t alignment = 32;    // 1 to kMaxAlignment; an empty group stays empty
   View<std::byte> padded;    // result, [pad_groups_rows(R, G, alignment), bytes of a row]
   View<int32_t> starts;      // result, [G] first row of each group in padded
   View<int32_t> ends;        // result, [G] end of each group in padded, its zero rows included
@@ -32,15 +32,16 @@ struct UnpadGroupsArgs {
 };
 void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec);
 
-// With an alignment of 1 the ends are those of offs, on a GPU in line (group_walk.h) whatever offs
-// hold: what a kernel that trusts its offs may be given.
+// Ends of the groups after padding. With an alignment of 1 these are offs, on a GPU clamped to
+// valid values (group_end in group_walk.h), which makes them safe for kernels that trust their
+// offs.
 struct PaddedOffsArgs {
   View<const int32_t> offs;                    // [G]
-  std::optional<int64_t> rows = std::nullopt;  // R; absent: as many as offs can count and pad
+  std::optional<int64_t> rows = std::nullopt;  // R; absent: most_rows(alignment)
   int64_t alignment = 32;
   View<int32_t> padded;  // result, [G] exclusive ends of the groups, each rounded up
 };
-// Rows of which no padded end leaves int32.
+// The largest R whose padded ends fit int32.
 constexpr int64_t most_rows(int64_t alignment) {
   return std::numeric_limits<int32_t>::max() - kMaxGroups * (alignment - 1);
 }

@@ -11,19 +11,19 @@
 namespace moxie::cpu {
 namespace {
 
-// Bytes that one range of work moves at the least; under this, handing it to a thread costs more.
+// Least bytes per range of work; below this, handing it to a thread costs more than it saves.
 constexpr int64_t kGrainBytes = 1 << 18;
 
 int64_t grain_of(int64_t row_bytes) {
   return max<int64_t>(kGrainBytes / max<int64_t>(row_bytes, 1), 1);
 }
 
-// The group that row `row` is in, or the number of groups: the first whose end is past it.
+// The first group whose end is past `row`, or the number of groups if there is none.
 int64_t group_of(const int32_t* ends, int64_t groups, int64_t row) {
   return std::upper_bound(ends, ends + groups, row) - ends;
 }
 
-// Rows of bytes, moved or zeroed.
+// Copies and zeroes rows of bytes.
 struct Rows {
   void (*store_bytes)(void*, const void*, int64_t, bool);
   std::byte* to;

@@ -5,7 +5,7 @@
 namespace moxie::cuda {
 namespace {
 
-// A CTA copies 128 rows of one or more slices: the 16 bytes of each lane of a warp.
+// A CTA copies 128 rows of one or more slices. A slice is 16 bytes for each lane of a warp.
 constexpr int kSliceBytes = 16 * kWarp;
 constexpr int kInFlight = 8;  // rows that a warp loads before it stores the first
 
@@ -31,16 +31,16 @@ __global__ __launch_bounds__(kThreads) void padded_offs_kernel(
 
 template <class Word>
 struct CopyParams {
-  OffsParams offs;  // panels of the rows without padding, whose cols count words
+  OffsParams offs;  // panels of the unpadded rows; panels.cols is in words
   const Word* from;
   Word* to;
   int64_t from_rows, to_rows;
   const int32_t* starts;  // unpad; nullptr: pad
   int64_t run_words, row_tiles;
-  uint32_t runs;  // of words, beside each other
+  uint32_t runs;  // runs of words in a row
 };
 
-// Pads and unpads. Rows of `to` without a source, inside a group or after the last, become 0.
+// Pads and unpads. Rows of `to` without a source become 0: padding, and rows past the last group.
 template <class Word>
 __global__ __launch_bounds__(kThreads) void copy_kernel(
     const __grid_constant__ CopyParams<Word> p) {
@@ -57,8 +57,8 @@ __global__ __launch_bounds__(kThreads) void copy_kernel(
   const int64_t to_end = at.tail ? p.to_rows : to_begin + align_up(at.panel.rows, p.offs.alignment);
   int64_t from_begin = at.panel.begin;
   if (p.starts && !at.tail) from_begin = p.starts[at.panel.index];
-  // Rows of this tile that are stored, and those of them that are copied. starts come from the
-  // caller and are not to be trusted.
+  // Rows of this tile that are stored; is_copied() says which of them have a source. starts come
+  // from the caller and may be out of range.
   const int rows = static_cast<int>(min<int64_t>(to_end - to_begin - at.row, kTileRows));
   const auto is_copied = [&](int row) {
     const int64_t from = from_begin + at.row + row;
@@ -86,7 +86,7 @@ __global__ __launch_bounds__(kThreads) void copy_kernel(
   }
 }
 
-// The widest word that rows are whole numbers of.
+// Calls f with the widest word that divides the rows and their addresses.
 template <class F>
 void with_word(const void* from, const void* to, int64_t row_bytes, F&& f) {
   const auto bits = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
@@ -119,13 +119,14 @@ void launch_copy(const Copy& copy, void* stream) {
     const int64_t words = row_bytes / static_cast<int64_t>(sizeof(Word));
     params.offs.panels.cols = words;
     params.row_tiles = num_row_tiles(copy.offs.panels, copy.offs.alignment, copy.to.dim(0));
-    // Long runs make the search for a CTA's rows cheap; short ones keep every SM busy to the end.
+    // Long runs amortise the search for rows; short runs balance the SMs. kEnough CTAs are several
+    // waves on 132 SMs.
     constexpr int64_t kMost = 4, kEnough = 4096;  // slices of a run; CTAs of a launch
     const int64_t slices = ceil_div<int64_t>(row_bytes, kSliceBytes);
     const int64_t length =
         max<int64_t>(min<int64_t>(params.row_tiles * slices / kEnough, kMost), 1);
     params.run_words = length * kSliceBytes / static_cast<int64_t>(sizeof(Word));
-    // At least one CTA, for starts and ends.
+    // At least one CTA, to store starts and ends.
     params.runs = static_cast<uint32_t>(max<int64_t>(ceil_div(slices, length), 1));
     launch({copy.op, stream, params.row_tiles * params.runs}, copy_kernel<Word>, params);
   });

@@ -6,7 +6,7 @@ namespace moxie::ref {
 
 namespace {
 
-// f(panel) for every group of `rows` rows.
+// Calls f(panel) for every group of `rows` rows.
 template <class F>
 void for_each_group(const View<const int32_t>& offs, int64_t rows, int64_t alignment, F&& f) {
   const Panels panels{
@@ -43,7 +43,7 @@ void unpad_groups(const UnpadGroupsArgs& args) {
   const int64_t row_bytes = args.x.dim(1);
   std::fill_n(args.x.data, numel(args.x.shape), std::byte{});
   for_each_group(args.offs, args.x.dim(0), 1, [&](const Panel& panel) {
-    if (panel.rows > 0)  // an empty group's start may be anything
+    if (panel.rows > 0)  // the start of an empty group is not checked
       std::copy_n(args.padded.data + args.starts.data[panel.index] * row_bytes,
                   panel.rows * row_bytes, args.x.data + panel.begin * row_bytes);
   });

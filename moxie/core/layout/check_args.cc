@@ -38,7 +38,8 @@ Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs
   for (int i = 0; i < x.dims; ++i)
     MOXIE_CHECK(x[i] >= 0, op, ": sizes must not be negative, got ", x);
   if (x.dims == 3) {
-    MOXIE_CHECK(!offs, op, ": weights ", x, " take no offs; their groups all have ", x[1], " rows");
+    MOXIE_CHECK(!offs, op, ": offs must be absent for weights ", x, ", whose groups all have ",
+                x[1], " rows");
     return {.rows = x[1], .cols = x[2], .count = x[0], .offs = nullptr, .weights = true};
   }
   MOXIE_CHECK(x[0] <= std::numeric_limits<int32_t>::max(), op,
@@ -51,7 +52,7 @@ Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs
 void check_operand_block(std::string_view op, Form form, Block block, const Panels& panels) {
   bool known = false;
   for (const Block candidate : kBlocks) known = known || candidate == block;
-  MOXIE_CHECK(known, op, ": there is no block ", name(block));
+  MOXIE_CHECK(known, op, ": block must be one of the supported blocks, got ", name(block));
   MOXIE_CHECK(is_operand_block(block, form), op, ": the ", name(form), " form contracts ",
               form == Form::kRowwise ? "columns" : "rows",
               ", so its block must span at least 32 of them, got ", name(block));
@@ -62,7 +63,7 @@ void check_operand_block(std::string_view op, Form form, Block block, const Pane
 
 void check_layout(std::string_view op, Form form, Block block, ScaleLayout layout) {
   MOXIE_CHECK(layout != ScaleLayout::kQuads || k_of(block, form) == kQuadBlock, op,
-              ": scales in quads are for blocks of ", kQuadBlock, " ",
+              ": scales in quads need blocks of ", kQuadBlock, " ",
               form == Form::kRowwise ? "columns" : "rows", " in the ", name(form), " form, got ",
               name(block));
 }

@@ -13,13 +13,14 @@
 
 namespace moxie {
 
+// The limit of the group search: four groups for each of a CTA's 256 threads (group_search.cuh).
 inline constexpr int64_t kMaxGroups = 1024;
 
 // offs [G]: the exclusive end of each group, non-decreasing, the last one at most R. Rows past the
-// last end belong to no group. Absent: every row is in one group.
+// last end belong to no group. Absent: all rows form one group.
 using OptionalOffs = std::optional<View<const int32_t>>;
 
-// Where one form of x goes, quantized. operand_shape() gives both shapes.
+// The output of one form of a quantizer. operand_shape() gives both shapes.
 struct QuantizedOut {
   Block block;  // rows x cols of x (not of the stored operand) that share a scale
   ScaleLayout layout = ScaleLayout::kPlain;
@@ -27,16 +28,16 @@ struct QuantizedOut {
   View<e8m0> scale;
 };
 
-// Checks x and offs and says how rows fall into panels. The contents of offs are checked where the
-// host can read them; on a GPU group_end() pulls them into line instead.
+// Checks x and offs and returns the panels. The values of offs are checked only if the host can
+// read them; on a GPU, group_end() clamps them instead.
 Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend);
 
-// The contents alone: what `offs` counts is called `what` in the message ("rows").
+// Checks offs alone. `what` names in the message what offs count ("rows").
 void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t limit,
                 std::string_view what, Backend backend);
 
 void check_operand_block(std::string_view op, Form form, Block block, const Panels& panels);
-// Not every block can have its scales in every layout.
+// Checks that the layout supports the block: quads need blocks of 128 along k.
 void check_layout(std::string_view op, Form form, Block block, ScaleLayout layout);
 void check_shape(std::string_view op, std::string_view argument, const Shape& shape,
                  const Shape& expected);

@@ -1,6 +1,6 @@
-// Walking over groups: which rows a group has, whatever offs hold, and what the groups before it
-// add up to. Every walk takes these steps: one group after the other on a CPU, in reference loops
-// and in the GEMM's scheduler, or many groups at once in kernels (group_search.cuh).
+// Walking over groups: the rows of a group, for any content of offs, and the sums over the groups
+// before it. All walks use these steps: group by group on a CPU, in reference loops and in the
+// GEMM's scheduler, or many groups at once in kernels (group_search.cuh).
 #pragma once
 
 #include <cstdint>
@@ -11,9 +11,9 @@
 
 namespace moxie {
 
-// A panel is a run of rows that is quantized on its own: one group of a token tensor, or one matrix
-// of a weight stack. Blocks never leave their panel. This is how the rows of x [R, C] or [G, N, K]
-// fall into panels.
+// A panel is a range of rows that is quantized on its own: one group of a token tensor, or one
+// matrix of weights. Blocks never cross panels. Panels describes how the rows of x [R, C] or [G, N,
+// K] are divided into panels.
 struct Panels {
   int64_t rows;         // R; or N, the rows of one matrix
   int64_t cols;         // C; or K
@@ -28,38 +28,39 @@ struct Panel {
   int64_t index;   // g
   int64_t begin;   // first row in x, seen as [total rows, cols]
   int64_t rows;    // may be 0: an expert may receive no tokens
-  int64_t padded;  // rows of the panels before it, each rounded up to the alignment asked for
-  // The same, each rounded up to kScaleTileRows as well. Swizzled scales are the only use, and
-  // their alignment divides kScaleTileRows.
+  int64_t padded;  // rows of the panels before it, each rounded up to the alignment
+  // The same, each rounded up to kScaleTileRows as well. Used only for swizzled scales, whose
+  // alignment divides kScaleTileRows.
   int64_t tiled;
 };
 
-// The row where a group ends that begins at row `begin`, of `rows` rows in all. Any int32 in offs
-// gives an end in [begin, rows]: an end that is too small makes the group empty, and one past the
-// last row is that row. So malformed offs never lead out of bounds; on a CPU they were refused
-// before.
+// The end of a group that begins at row `begin`, of `rows` rows in all. Clamps offs to [begin,
+// rows]: an end that is too small makes the group empty, and one past the last row becomes that
+// row. So malformed offs never lead out of bounds; on a CPU they are refused earlier.
 template <class Int>
 constexpr Int group_end(int32_t offs, Int begin, Int rows) {
   static_assert(std::is_signed_v<Int>, "offs may be negative");
   return max(min(static_cast<Int>(offs), rows), begin);
 }
 
-// round_up() without its division where the alignment is a power of two: kernels wait for it.
+// round_up() without a division if the alignment is a power of two, because it is on the critical
+// path of kernels.
 template <class Int>
 constexpr Int align_up(Int rows, Int alignment) {
   if (alignment & (alignment - 1)) return round_up(rows, alignment);
   return (rows + alignment - 1) & -alignment;
 }
 
-// How rows are cut into tiles of kScaleTileRows, which never hold rows of two panels.
+// Where rows are cut into tiles of kScaleTileRows. A tile never holds rows of two panels.
 enum class Cut {
-  kAtPanels,  // from a panel's first row on
-  // At multiples of kScaleTileRows of a colwise buffer, so that a column of a tile is one piece of
-  // 128 bytes of memory and not two. A panel's first tile may begin before it.
+  kAtPanels,  // from each panel's first row on
+  // At multiples of kScaleTileRows of a colwise buffer, so that a column of a tile is one aligned
+  // piece of 128 bytes, not parts of two. A panel's first tile may begin before the panel.
   kInBuffer,
 };
 
-// Tiles of a group of `rows` rows, padding included, with `padded` rows of other groups before it.
+// Number of tiles of a group of `rows` rows (padding included), after `padded` rows of other
+// groups.
 template <Cut kCut, class Int>
 constexpr Int tiles_of_group(Int padded, Int rows) {
   constexpr Int kTile = kScaleTileRows;
@@ -67,15 +68,15 @@ constexpr Int tiles_of_group(Int padded, Int rows) {
   return ceil_div(before + rows, kTile);
 }
 
-// What the groups before one add up to.
+// Sums over the groups before a group.
 template <class Int>
 struct GroupSums {
-  Int begin = 0;        // rows: the row where the group begins
-  Int padded = 0;       // rows, those of each group rounded up to the alignment
-  Int tiles = 0;        // of rows, by a Cut
-  Int scale_tiles = 0;  // of swizzled scales, which are always cut at panels
+  Int begin = 0;        // rows, so the first row of the group
+  Int padded = 0;       // rows, each group rounded up to the alignment
+  Int tiles = 0;        // tiles of rows, for the chosen Cut
+  Int scale_tiles = 0;  // tiles of swizzled scales, which are always cut at panels
 
-  // Adds a group of `rows` rows, or `padded_rows` with padding.
+  // Adds a group of `rows` rows, or `padded_rows` including padding.
   template <Cut kCut>
   constexpr void add(Int rows, Int padded_rows) {
     tiles += tiles_of_group<kCut>(padded, padded_rows);
@@ -95,7 +96,8 @@ struct GroupSums {
 
 constexpr Panel first_panel() { return {-1, 0, 0, 0, 0}; }
 
-// The panel after `before`. `alignment` is the k block of the colwise form (1 if there is none).
+// The panel after `before`. `alignment` is the colwise form's block along k, or 1 without that
+// form.
 constexpr Panel next_panel(const Panels& panels, const Panel& before, int64_t alignment) {
   GroupSums<int64_t> sums{
       .begin = before.begin, .padded = before.padded, .scale_tiles = before.tiled / kScaleTileRows};

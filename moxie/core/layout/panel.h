@@ -1,5 +1,5 @@
-// Where a panel (group_walk.h) lands in an operand. Every backend calls these, so no layout is
-// written twice.
+// Where a panel (group_walk.h) is in an operand. All backends call these functions, so that no
+// layout is written twice.
 #pragma once
 
 #include <cstdint>
@@ -14,21 +14,22 @@
 
 namespace moxie {
 
-// Where one panel lands in an operand [outer, k].
+// The place of a panel in an operand [outer, k].
 struct Place {
-  int64_t qdata = 0;         // element (0, 0) of the panel in qdata
-  int64_t qdata_stride = 0;  // from one outer to the next
-  int64_t scale = 0;         // element (0, 0) of the panel in scale
-  // Plain: from one outer block to the next; swizzled: tiles per row; quads: from one to the next
-  // along k.
+  int64_t qdata = 0;         // index of the panel's element (0, 0) in qdata
+  int64_t qdata_stride = 0;  // elements from one outer index to the next
+  int64_t scale = 0;         // index of the panel's first scale
+  // Plain: scales from one outer block to the next. Swizzled: tiles per row. Quads: bytes from one
+  // quad to the next along k.
   int64_t scale_stride = 0;
   int64_t outer = 0;  // outer elements of the panel
-  int64_t k = 0;      // contraction elements, the zeros that pad a group's tail included
-  // Quads: blocks along k that lie before the panel, and of the whole matrix.
+  int64_t k = 0;      // contraction elements, including the padding of a group
+  // Quads: blocks along k before the panel, and in the whole matrix.
   int64_t first_block = 0, num_blocks = 0;
 };
 
-// Division by a side of a block, rounded up, as a shift: kernels wait for it.
+// ceil(count / side) as a shift, because it is on the critical path of kernels. Sides of blocks are
+// 1, 32 or 128.
 constexpr int64_t blocks_of(int64_t count, int side) {
   const int shift = side == 1 ? 0 : side == 32 ? 5 : 7;
   return (count + side - 1) >> shift;
@@ -39,12 +40,12 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
   const bool grouped = p.offs != nullptr;
   const int outer_block = outer_of(block, form), k_block = k_of(block, form);
   if (p.weights || form == Form::kRowwise) {
-    // Weights keep a matrix of their own per group; rowwise tokens stay where they are.
+    // Weights have one matrix per group; rowwise tokens keep their place.
     const bool rowwise = form == Form::kRowwise;
     const int64_t outer = rowwise ? panel.rows : p.cols, k = rowwise ? p.cols : panel.rows;
     const int64_t k_blocks = blocks_of(k, k_block);
     Place place{.qdata = panel.begin * p.cols, .qdata_stride = k, .outer = outer, .k = k};
-    // A group's rows have blocks one row tall (check() sees to it), so begin counts scale rows.
+    // With offs, blocks are one row tall (check_operand_block), so begin counts rows of scales.
     const int64_t outer_blocks = blocks_of(grouped ? p.rows : outer, outer_block);
     const int64_t first = grouped ? panel.begin : panel.index * outer_blocks;
     switch (layout) {
@@ -66,7 +67,7 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
     }
     return place;
   }
-  // Colwise tokens: panels side by side along k in one buffer, each padded to the block.
+  // Colwise tokens: all panels follow each other along k in one buffer, each padded to its block.
   const int64_t buffer_k =
       colwise_k<int64_t>(p.rows, grouped ? std::optional<int64_t>(p.count) : std::nullopt, k_block);
   const int64_t buffer_blocks = blocks_of(buffer_k, k_block);
@@ -90,15 +91,15 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
   return place;
 }
 
-// The byte of the scale of block (i, j) of a panel, i along outer and j along k; not for swizzled
-// ones, of which a block may have many.
+// Index of the scale of block (i, j) of a panel, i along outer and j along k. Plain and quads only:
+// a block may have many swizzled scales.
 constexpr int64_t scale_index(const Place& place, ScaleLayout layout, int64_t i, int64_t j) {
   return place.scale + (layout == ScaleLayout::kPlain
                             ? i * place.scale_stride + j
                             : quad_index(i, place.first_block + j, place.scale_stride));
 }
 
-// Stores the scale of block (i, j). Swizzled, it stands for every 1 x 32 of the block.
+// Stores the scale of block (i, j); in the swizzled layout, once for every 1 x 32 of the block.
 constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block,
                          ScaleLayout layout, int64_t i, int64_t j, e8m0 value) {
   if (layout != ScaleLayout::kSwizzled) {
@@ -113,7 +114,7 @@ constexpr void put_scale(e8m0* scale, const Place& place, Form form, Block block
       scale[place.scale + swizzled_index(outer, k, place.scale_stride)] = value;
 }
 
-// Its inverse, of one element of a panel: the scale of the block that (outer, k) is in.
+// The scale of the block that contains element (outer, k) of a panel.
 constexpr e8m0 scale_at(const e8m0* scale, const Place& place, Form form, Block block,
                         ScaleLayout layout, int64_t outer, int64_t k) {
   if (layout == ScaleLayout::kSwizzled)

@@ -1,5 +1,5 @@
-// Names as users write them, in flags, Python and files: "128x32" -> Block{128, 32}. A wrong one
-// throws Error with the list of what there is.
+// Parses names as users write them in flags, Python and files: "128x32" -> Block{128, 32}. An
+// unknown name throws Error with the list of known names.
 #pragma once
 
 #include <string_view>
@@ -10,7 +10,7 @@
 
 namespace moxie {
 
-// `op` and `argument` say in the message where the text came from.
+// `op` and `argument` name the origin of the text in the message.
 Block parse_block(std::string_view text, std::string_view op, std::string_view argument);
 ScaleRule parse_rule(std::string_view text, std::string_view op);
 ScaleLayout parse_layout(std::string_view text, std::string_view op,

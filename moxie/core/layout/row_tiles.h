@@ -1,5 +1,5 @@
-// Tiles of rows: what a CTA works on. How many tiles a group has is only known on the device; the
-// host knows bounds. group_search.cuh finds a tile.
+// Row tiles: the rows that a CTA works on. The number of tiles of a group is known only on the
+// device; the host has an upper bound. group_search.cuh finds a tile.
 #pragma once
 
 #include "moxie/core/layout/group_walk.h"
@@ -7,15 +7,15 @@
 
 namespace moxie::cuda {
 
-// The tallest block, and one tile of swizzled scales: no block and no scale tile is shared by CTAs.
+// The height of the tallest block and of a tile of swizzled scales, so that CTAs share neither.
 inline constexpr int kTileRows = 128;
 static_assert(kTileRows == kScaleTileRows);
 
 struct RowTile {
   Panel panel;
-  int64_t row;  // first row of the tile, counted from the panel's first
-  // Past the last group: panel.begin and panel.padded are where the rows that no group covers and
-  // the unused end of a padded buffer begin, row is counted from there.
+  int64_t row;  // first row of the tile, relative to the panel
+  // The tile is past the last group. `row` then counts from panel.begin (the first row that no
+  // group covers) or panel.padded (the unused end of a padded buffer).
   bool tail;
 };
 
@@ -23,12 +23,12 @@ constexpr int64_t tiles_of(int64_t rows, int64_t alignment) {
   return ceil_div<int64_t>(align_up(rows, alignment), kTileRows);
 }
 
-// How many tiles cover every panel, padded to the alignment, and what no panel covers of a buffer
-// of `buffer_rows` rows. With offs an upper bound: G groups and the tail can each waste a tile less
-// one row; at least one tile is left for the tail. It holds for the rows of x and for those
-// padded_rows() makes of them alike, as the padding of a group is inside its last tile, and
-// kLineTiles and one are for the last line; so for those, pass the rows of x. Cut in the buffer, a
-// group's first tile may be cut once more, and its padding, less than a quarter of a tile, counts.
+// The number of tiles that cover all panels and the tail of a buffer of `buffer_rows` rows; an
+// upper bound if there are offs: R/128 full tiles, a partial tile per group, 2 for the tail (so
+// that it has at least one), and kLineTiles because padded_rows() rounds up to 256. It holds for
+// the rows of x and for those of its padded buffer, because padding is inside a group's last tile;
+// pass the rows of x in both cases. With Cut::kInBuffer, padding (less than 1/4 tile per group)
+// adds tiles too.
 constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t buffer_rows,
                                 Cut cut = Cut::kAtPanels) {
   constexpr int64_t kLineTiles = kMemoryLine / kTileRows;
@@ -37,9 +37,8 @@ constexpr int64_t num_row_tiles(const Panels& panels, int64_t alignment, int64_t
   return panels.count * tiles_of(panels.rows, alignment);
 }
 
-// Expected tiles that hold rows of a group, if no group is empty: a group wastes half a tile on
-// average. Cut in the buffer, the padding of a group is half a block, and a group that does not
-// begin with a tile has a part of two.
+// Expected number of non-empty tiles, if no group is empty: a group wastes half a tile on average.
+// With Cut::kInBuffer it wastes up to a whole tile, at both ends, less half a block of padding.
 constexpr int64_t likely_row_tiles(const Panels& panels, int64_t alignment,
                                    Cut cut = Cut::kAtPanels) {
   if (!panels.offs) return panels.count * tiles_of(panels.rows, alignment);
@@ -47,7 +46,7 @@ constexpr int64_t likely_row_tiles(const Panels& panels, int64_t alignment,
   return (panels.rows + panels.count * more / 2) / kTileRows;
 }
 
-// Without offs: one panel, or weights.
+// Row tile number `tile` without offs: one panel, or weights.
 constexpr RowTile row_tile_of_equal_panels(const Panels& panels, int64_t alignment, int64_t tile) {
   const int64_t per_panel = tiles_of(panels.rows, alignment);
   const int64_t index = tile / per_panel;

@@ -1,5 +1,5 @@
-// The shape of every result, as a function of the shape of the input. Templates over the integer
-// type: the checks of an op, the Meta kernel and torch.compile all call these.
+// The shape of every result, as a function of the input's shape. Templates over the integer type,
+// because the checks of an op, its Meta kernel and torch.compile (symbolic sizes) all call these.
 #pragma once
 
 #include <cstdint>
@@ -16,12 +16,12 @@ namespace moxie {
 // x is either tokens [R, C], whose rows may fall into G ragged groups (offs), or weights
 // [G, N, K]: G matrices of one size.
 
-// Bytes that an H200 writes at once: half of them take more than half the time
+// Bytes of a memory write on an H200: writing half a line takes more than half the time
 // (docs/kernels/quantize.md).
 inline constexpr int64_t kMemoryLine = 256;
 
-// Rounds down to a multiple of a power of two. Kernels wait for it, so integers take no division;
-// torch's symbolic ones have nothing else.
+// Rounds down to a multiple of a power of two. Integers use a mask, because kernels call this on
+// their critical path; torch's symbolic integers support only division.
 template <class Int>
 constexpr Int floor_to(const Int& value, int64_t power_of_two) {
   if constexpr (std::is_integral_v<Int>)
@@ -30,23 +30,23 @@ constexpr Int floor_to(const Int& value, int64_t power_of_two) {
     return value / Int(power_of_two) * Int(power_of_two);
 }
 
-// The least rows in which G groups, R rows in all, can each be padded to a multiple of `alignment`,
-// a power of two, whatever their sizes.
+// The least number of rows that is enough for G groups of R rows in all, each padded to a multiple
+// of `alignment` (a power of two), whatever their sizes.
 template <class Int>
 constexpr Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   return floor_to<Int>(rows + num_groups * (alignment - 1), alignment);
 }
 
-// Rows of a buffer for groups that offs tell. No host has to know the sizes to allocate it. Of MX
-// blocks it is whole lines of memory, so that all columns of a colwise form begin alike in theirs.
+// Rows of a padded buffer for ragged groups; the host can allocate it without reading offs. For MX
+// blocks it is a multiple of a memory line, so that all columns of a colwise form are equally
+// aligned.
 template <class Int>
 constexpr Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   const Int least = least_padded_rows(rows, num_groups, alignment);
   return alignment < kMxBlock ? least : floor_to<Int>(least + (kMemoryLine - 1), kMemoryLine);
 }
 
-// k of the colwise form of tokens. Without offs it is the transpose of what the caller has, and as
-// long as that.
+// k of the colwise form of tokens. Without offs it is the rows of x, padded to the block only.
 template <class Int>
 constexpr Int colwise_k(const Int& rows, const std::optional<Int>& num_groups, int block_rows) {
   return num_groups ? padded_rows(rows, *num_groups, block_rows)
@@ -71,7 +71,7 @@ BasicShape<Int> scale_matrix(const Int& outer, const Int& k, int outer_block, in
   return {ceil_div(ks, Int(kQuad)) * outers, Int(kQuad)};
 }
 
-// num_groups: the length of offs; absent when x is weights, or tokens in one group.
+// num_groups: the length of offs; absent if x is weights, or tokens in one group.
 template <class Int>
 OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<Int>& num_groups,
                                 Form form, Block block, ScaleLayout layout) {
@@ -88,7 +88,7 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   const Int k = rowwise ? x[1] : colwise_k(x[0], num_groups, block.rows);
   auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
   if (layout == ScaleLayout::kSwizzled && num_groups) {
-    // Each group starts a tile of its own, so it may need up to one tile more.
+    // Each group starts a new tile, so it may need up to one tile more.
     if (rowwise)
       scale.size[0] = outer + groups * Int(kScaleTileRows);
     else
@@ -97,8 +97,8 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   return {{outer, k}, scale};
 }
 
-// One f32 scale per row, or per column of a group: the fp8_rowwise recipe. Colwise groups are
-// padded to 16, what FP8 GEMMs need of a leading dimension.
+// The fp8_rowwise recipe: one f32 scale per row, or per column of a group. Colwise groups are
+// padded to 16, the alignment that FP8 GEMMs need in their leading dimension.
 inline constexpr int kRowScaleAlignment = 16;
 
 template <class Int>
@@ -113,7 +113,7 @@ OperandShape<Int> row_scale_shape(const BasicShape<Int>& x, const std::optional<
   return {{x[1], padded_rows(x[0], groups, kRowScaleAlignment)}, {groups, x[1]}};
 }
 
-// pad_groups: as torchao sizes it, one alignment unit per group more than the rows.
+// Rows of pad_groups' result, sized as torchao does: one alignment unit per group more than R.
 template <class Int>
 Int pad_groups_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   return round_up(rows + num_groups * alignment, Int(alignment));

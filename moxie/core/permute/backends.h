@@ -26,8 +26,8 @@ void unpermute_weights(const UnpermuteWeightsArgs& args, void* stream);
 void permute_quantize(const PermuteQuantizeArgs& args, const Panels& panels, void* stream);
 }  // namespace cuda
 
-// The order of the sum in unpermute_weights: kDotLanes partial sums over columns d, d + kDotLanes,
-// ..., then added pairwise. Every backend can follow it with its own vectors.
+// The order of the sum in unpermute_weights: partial sum i adds columns i, i + kDotLanes, ..., then
+// the kDotLanes partial sums are added pairwise. Every backend can follow it with its own vectors.
 inline constexpr int kDotLanes = 64;
 
 }  // namespace moxie

@@ -1,11 +1,11 @@
-// Fragments of permuted rows: a source for the quantizer.
+// A source for the quantizer (tile/source.cuh) that gathers permuted rows.
 #pragma once
 
 #include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 
-// Indices come from the caller and are not to be trusted.
+// Clamps an index of the caller, which may be out of range.
 __device__ inline int64_t in_range(int32_t index, int64_t end) {
   return min<int64_t>(max<int64_t>(index, 0), end - 1);
 }

@@ -12,18 +12,18 @@ void check_matrix(const char* op, const char* argument, const Shape& shape) {
 }
 
 void check_formats(const char* op, Format a, Format b) {
-  MOXIE_CHECK(a == b, op, ": input and result must be of one format, got ", name(a), " and ",
+  MOXIE_CHECK(a == b, op, ": input and result must have the same format, got ", name(a), " and ",
               name(b));
 }
 
-// How many slots a token has, of what must be T * k of them.
+// top_k: slots per token.
 int64_t slots_per_token(const char* op, int64_t slots, int64_t tokens) {
-  MOXIE_CHECK(tokens == 0 ? slots == 0 : slots % tokens == 0, op, ": ", slots,
-              " slots are not a whole number for each of ", tokens, " tokens");
+  MOXIE_CHECK(tokens == 0 ? slots == 0 : slots % tokens == 0, op,
+              ": slots must be a multiple of the ", tokens, " tokens, got ", slots);
   return tokens == 0 ? 1 : slots / tokens;
 }
 
-// Where the host can read them; on a GPU kernels pull them into range.
+// Checked only if the host can read the indices; on a GPU, kernels clamp them.
 void check_indices(const char* op, const char* argument, const View<const int32_t>& indices,
                    int64_t end, Backend backend) {
   if (backend == Backend::kCuda) return;

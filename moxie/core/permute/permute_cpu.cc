@@ -11,7 +11,7 @@
 namespace moxie::cpu {
 namespace {
 
-// 16k elements: below that, waking a thread costs more than it saves.
+// Rows per thread: at least 16k elements, below which waking a thread costs more than it saves.
 int64_t grain_of(int64_t dim) { return max<int64_t>(1, (16 << 10) / max<int64_t>(dim, 1)); }
 
 template <class T>

@@ -4,11 +4,11 @@
 namespace moxie::cuda {
 namespace {
 
-// Eight elements as words.
+// Eight elements as packed words.
 template <class T>
 using Chunk = uint32_t[kFragment * sizeof(T) / 4];
 
-// Chunks that a lane has on the way at once: enough for the memory, whatever a row's length.
+// Loads in flight per lane: 128 bytes, enough to saturate memory with rows of any length.
 template <class T>
 constexpr int kInFlight = 16 / static_cast<int>(sizeof(T));
 
@@ -62,8 +62,8 @@ struct UnpermuteParams {
   int64_t tokens, top_k, dim;
 };
 
-// One warp per token. kSlots of its rows are read at a time, in as many columns as keep the memory
-// busy; sums run over slots in order.
+// One warp per token. It reads kSlots rows at a time, kInFlight chunks in all; sums run over slots
+// in order.
 template <class T, bool kAligned, int kSlots>
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(
     const __grid_constant__ UnpermuteParams<T> p) {
@@ -98,7 +98,7 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(
         for (int c = 0; c < kColumns; ++c) {
           float x[kFragment];
           to_floats(chunk[s][c], x);
-          // Rounded product by product, as on a CPU. A weight of 1 changes nothing.
+          // No FMA: products are rounded, as on a CPU. A weight of 1 changes nothing.
 #pragma unroll
           for (int e = 0; e < kFragment; ++e)
             sum[c][e] = __fadd_rn(sum[c][e], __fmul_rn(weight[s], x[e]));
@@ -122,8 +122,8 @@ struct WeightsParams {
   int64_t slots, top_k, dim;
 };
 
-// Eight lanes per slot: each of their loads is a whole line of bf16. A lane has eight neighbouring
-// columns of every kDotLanes, so eight of the partial sums, in the order of the reference.
+// Eight lanes per slot: together they load a 128-byte line of bf16. A lane has eight neighbouring
+// columns of every kDotLanes, so it holds eight partial sums, in the order of the reference.
 constexpr int kSlotLanes = kDotLanes / kFragment;
 constexpr int kWarpSlots = kWarp / kSlotLanes;
 
@@ -134,7 +134,7 @@ __global__ __launch_bounds__(kThreads) void weights_kernel(
   const int part = lane_index() % kSlotLanes;
   const int64_t slot =
       (work_index() * kWarps + warp_index()) * kWarpSlots + lane_index() / kSlotLanes;
-  // No lane leaves before the shuffles.
+  // Lanes without a slot stay for the shuffles and repeat the last slot.
   const int64_t mine = min<int64_t>(slot, p.slots - 1);
   const T* dout = p.dout + mine / p.top_k * p.dim;
   const T* row = p.rows + in_range(p.row_of[mine], p.slots) * p.dim;
@@ -149,11 +149,12 @@ __global__ __launch_bounds__(kThreads) void weights_kernel(
       load_row<kAligned>(row + at, left, b[i]);
       load_row<kAligned>(dout + at, left, a[i]);
     }
-    // Past the last column there are zeros, which change no sum.
+    // Columns past the last were loaded as zeros, which do not change a sum.
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
       float x[kFragment], y[kFragment];
-      to_floats(a[i], x), to_floats(b[i], y);
+      to_floats(a[i], x);
+      to_floats(b[i], y);
 #pragma unroll
       for (int e = 0; e < kFragment; ++e) sum[e] = __fadd_rn(sum[e], __fmul_rn(x[e], y[e]));
     }

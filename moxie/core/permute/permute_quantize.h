@@ -1,5 +1,5 @@
-// permute followed by quantize, without its result in memory: rows are gathered while they are
-// quantized. The bytes of the two ops one after the other.
+// permute_quantize: gathers rows while it quantizes them, so that the permuted rows are never in
+// memory. Bit-equal to permute followed by quantize.
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"

@@ -46,7 +46,7 @@ void unpermute_weights(const UnpermuteWeightsArgs& args) {
   }
 }
 
-// By definition: permute, then quantize.
+// The definition: permute, then quantize.
 void permute_quantize(const PermuteQuantizeArgs& args) {
   const Exec exec{.backend = Backend::kRef};
   const Values rows(args.x.format, {args.slot_of.dim(0), args.x.dim(1)});

@@ -1,5 +1,5 @@
-// The special-function unit: one instruction each, with an error of an ulp or two of f32. Subnormal
-// arguments and results are 0.
+// Instructions of the special-function unit, with an error of one or two ulp of f32. Subnormal
+// arguments and results are flushed to 0.
 #pragma once
 
 namespace moxie::ptx {

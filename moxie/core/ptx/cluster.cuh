@@ -1,4 +1,4 @@
-// Clusters, and how warps share a CTA's registers.
+// Clusters, and moving registers between the warpgroups of a CTA.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
   return rank;
 }
 
-// Aligned: the lanes of a warp must come here together, and after a branch that only some of them
-// took that is not given.
+// The instruction is .aligned: all lanes of a warp must execute it together, hence the __syncwarp()
+// after possibly divergent code.
 __device__ __forceinline__ void cluster_sync() {
   __syncwarp();
   asm volatile(
@@ -21,7 +21,7 @@ __device__ __forceinline__ void cluster_sync() {
           : "memory");
 }
 
-// Moves registers between warpgroups: a producer needs few, a consumer holds accumulators.
+// Moves registers between warpgroups: the producer needs few, consumers hold accumulators.
 template <int kCount>
 __device__ __forceinline__ void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));

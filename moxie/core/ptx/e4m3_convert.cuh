@@ -1,4 +1,5 @@
-// e4m3 in registers: by the conversion instructions of sm_89 and later, elsewhere by integers.
+// e4m3 in registers: with the conversion instructions of sm_89 and later, before that with
+// integers.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -11,10 +12,10 @@
 
 namespace moxie::ptx {
 
-// ---- the conversion instructions of sm_89 and later, two e4m3 <-> two f16: CUDA's own functions
-// for them take the halves apart and put them together again ----
+// ---- conversion instructions of sm_89 and later, two e4m3 <-> two f16. CUDA's own functions for
+// them unpack and repack the halves, which costs instructions ----
 
-// Of the lower or the upper half of a word.
+// Decodes the lower, or the upper, two bytes of a word.
 __device__ inline uint32_t f16x2_of_low_e4m3x2(uint32_t four) {
   uint32_t halves;
   asm("{ .reg .b16 low, high; mov.b32 {low, high}, %1; cvt.rn.f16x2.e4m3x2 %0, low; }"
@@ -30,7 +31,7 @@ __device__ inline uint32_t f16x2_of_high_e4m3x2(uint32_t four) {
   return halves;
 }
 
-// Of two f16 each, in the order of their columns. Rounds to nearest even and saturates.
+// Encodes two words of two f16 each, in order. Rounds to nearest even and saturates.
 __device__ inline uint32_t e4m3x4_of_f16x2(uint32_t first, uint32_t second) {
   uint32_t four;
   asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f16x2 low, %1;"
@@ -44,7 +45,7 @@ __device__ inline uint32_t e4m3x4_of_f16x2(uint32_t first, uint32_t second) {
 
 using E4m3Word = uint32_t;  // four e4m3, the first in the lowest byte
 
-// Two elements in the lower half of a word. Rounds as to_e4m3() does; NaN becomes 0x7f.
+// Encodes two elements to the lower half of a word. Rounds as to_e4m3() does; NaN becomes 0x7f.
 __device__ inline uint32_t encode2(float a, float b) {
   if constexpr (kHasE4m3)
     return __nv_cvt_float2_to_fp8x2({a, b}, __NV_SATFINITE, __NV_E4M3);
@@ -56,7 +57,7 @@ __device__ inline E4m3Word encode4(const float* x) {
   return encode2(x[0], x[1]) | encode2(x[2], x[3]) << 16;
 }
 
-// Exact; NaN stays NaN, with whatever bits.
+// Exact. NaN stays NaN; its bits are unspecified.
 __device__ inline void decode4(E4m3Word word, float* x) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
@@ -71,7 +72,7 @@ __device__ inline void decode4(E4m3Word word, float* x) {
   }
 }
 
-// ---- two at a time in f16, which has every e4m3 ----
+// ---- two elements at a time in f16, which holds every e4m3 exactly ----
 
 __device__ inline uint32_t decode_pair(E4m3Word word, int i) {  // elements 2 i and 2 i + 1
   if constexpr (kHasE4m3)
@@ -89,7 +90,7 @@ __device__ inline E4m3Word encode_pairs(uint32_t first, uint32_t second) {
   }
 }
 
-// Word i gets byte i of each word.
+// Transposes 4 x 4 bytes: word i becomes byte i of each word.
 __device__ inline void transpose_bytes(E4m3Word (&word)[4]) {
   const uint32_t a = __byte_perm(word[0], word[1], 0x5140),
                  b = __byte_perm(word[2], word[3], 0x5140),

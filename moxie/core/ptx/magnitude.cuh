@@ -1,6 +1,7 @@
-// Maxima of magnitudes in one instruction: absolute values are taken on the way in, and a NaN wins.
-// The sign of a result means nothing; whoever needs the magnitude clears it. Before sm_86 the bits
-// are compared as integers: magnitudes order like them, and those of NaN are the largest.
+// Maximum of two magnitudes in one instruction, which takes absolute values of its arguments; NaN
+// wins. The sign of the result is undefined; callers that need the magnitude clear it. Before sm_86
+// the bits are compared as integers: magnitudes are ordered like their bits, and NaN is the
+// largest.
 #pragma once
 
 #include <bit>
@@ -22,7 +23,7 @@ __device__ inline uint32_t max_magnitude(uint32_t a, uint32_t b) {
   }
 }
 
-// Of two halves of a word each, by the bits of whichever 16-bit format.
+// Maximum of packed pairs; works for any 16-bit format.
 __device__ inline uint32_t max_magnitude_by_integers_x2(uint32_t a, uint32_t b) {
   return __vmaxu2(a & 0x7fff7fffu, b & 0x7fff7fffu);
 }

@@ -1,5 +1,5 @@
-// mbarrier: a counter in shared memory on which threads and the copy engine meet. One instruction
-// per function, named after its mnemonic; waits repeat theirs until it says yes.
+// mbarrier: a barrier in shared memory for threads and TMA. One instruction per function, named
+// after its mnemonic; waits loop until the instruction succeeds.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ __device__ __forceinline__ void mbarrier_init(uint64_t* barrier, uint32_t arriva
                "r"(arrivals));
 }
 
-// Makes the initialised barriers visible to the copy engine and to the other CTAs of the cluster.
+// Makes initialised barriers visible to TMA and to the other CTAs of the cluster.
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
@@ -31,7 +31,7 @@ __device__ __forceinline__ void mbarrier_arrive(uint64_t* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(smem_address(barrier)) : "memory");
 }
 
-// Where a CTA of the cluster, this one or another, has the same variable.
+// The address of the same shared variable in CTA `cta` of the cluster.
 __device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_t cta) {
   uint32_t address;
   asm("mapa.shared::cluster.u32 %0, %1, %2;"
@@ -59,8 +59,8 @@ __device__ __forceinline__ void mbarrier_wait(uint64_t* barrier, uint32_t parity
       : "memory");
 }
 
-// The same for those who have time: they sleep until then (for 10 ms at most, and ask again), and
-// do not take issue slots from those who work.
+// Waits with a suspend-time hint (10 ms, then it retries), so that a polling warp does not take
+// issue slots from working warps.
 __device__ __forceinline__ void mbarrier_sleep(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n"

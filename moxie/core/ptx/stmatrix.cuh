@@ -1,4 +1,4 @@
-// stmatrix: what wgmma leaves in registers, as rows of shared memory.
+// stmatrix: stores the fragments that wgmma leaves in registers as rows of shared memory.
 #pragma once
 
 #include <cstdint>

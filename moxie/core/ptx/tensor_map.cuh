@@ -1,4 +1,4 @@
-// The host's side of the bulk tensor copy engine: a tensor of bytes described once per launch.
+// TMA on the host: tensor maps, made once per launch, that describe a tensor of bytes.
 #pragma once
 
 #include <cuda.h>
@@ -17,11 +17,11 @@ struct TensorMapArgs {
   const void* data;                        // 16-byte aligned
   std::array<uint64_t, kDims> size;        // innermost first; the innermost is contiguous
   std::array<uint64_t, kDims - 1> stride;  // bytes, of every dimension but the innermost
-  std::array<uint32_t, kDims> box;         // what one load takes; box[0] is 128
+  std::array<uint32_t, kDims> box;         // the box of one copy; box[0] is 128
   CUtensorMapSwizzle swizzle = CU_TENSOR_MAP_SWIZZLE_128B;  // as wgmma reads rows of 128 bytes
 };
 
-// The driver's function is asked for at run time, so that the library links without libcuda.
+// Looks up the driver's function at run time, so that the library links without libcuda.
 inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   void* function = nullptr;
   cudaDriverEntryPointQueryResult found{};
@@ -32,7 +32,7 @@ inline PFN_cuTensorMapEncodeTiled_v12000 tensor_map_encoder() {
   return reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(function);
 }
 
-// Rows of 128 bytes. What lies outside the tensor is read as zeros.
+// Boxes have rows of 128 bytes. Elements outside the tensor are read as zeros.
 template <int kDims>
 CUtensorMap make_tensor_map(const TensorMapArgs<kDims>& args) {
   static const auto encode = tensor_map_encoder();

@@ -1,5 +1,5 @@
-// The bulk tensor copy engine: boxes of a tensor described on the host (tensor_map.cuh) into shared
-// memory, completing on an mbarrier. Coordinates are innermost first.
+// TMA (bulk tensor copies): copies boxes of a tensor, described on the host (tensor_map.cuh), to or
+// from shared memory. Loads complete on an mbarrier. Coordinates are innermost first.
 #pragma once
 
 #include <cuda.h>
@@ -14,8 +14,8 @@ __device__ __forceinline__ void prefetch_tensormap(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-// Into the same place of every CTA of the cluster whose bit is set in ctas; each one's barrier
-// counts the bytes.
+// Loads the box at (x, y) into the same place of every CTA of the cluster whose bit is set in
+// `ctas`; the barrier of each CTA counts the bytes.
 __device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, uint64_t* barrier,
                                                       void* smem, int32_t x, int32_t y,
                                                       uint16_t ctas) {
@@ -26,7 +26,7 @@ __device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
-// A box that starts at 0 in the three dimensions between the first and the last.
+// Loads a box that starts at 0 in the three middle dimensions.
 __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* barrier, void* smem,
                                             int32_t first, int32_t last) {
   asm volatile(
@@ -36,7 +36,7 @@ __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
-// The box at (x, y), with a policy of l2.cuh.
+// Loads the box at (x, y), with an L2 policy (l2.cuh).
 __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* barrier, void* smem,
                                             int32_t x, int32_t y, uint64_t l2_policy) {
   asm volatile(
@@ -46,14 +46,15 @@ __device__ __forceinline__ void tma_load_2d(const CUtensorMap* map, uint64_t* ba
       : "memory");
 }
 
-// The same box into the L2 cache.
+// Prefetches the box at (x, y) to L2.
 __device__ __forceinline__ void tma_prefetch_2d(const CUtensorMap* map, int32_t x, int32_t y) {
   asm volatile("cp.async.bulk.prefetch.tensor.2d.L2.global [%0, {%1, %2}];" ::"l"(map), "r"(x),
                "r"(y)
                : "memory");
 }
 
-// Shared memory to a box of the tensor. Whoever wrote there called fence_proxy_async() since.
+// Stores shared memory to the box at (x, y). Threads that wrote it must have called
+// fence_proxy_async() afterwards.
 __device__ __forceinline__ void tma_store_2d(const CUtensorMap* map, const void* smem, int32_t x,
                                              int32_t y) {
   asm volatile(
@@ -81,7 +82,7 @@ __device__ __forceinline__ void bulk_wait_group_read() {
   asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
 }
 
-// Orders ordinary writes to shared memory before the copy engine's reads of it.
+// Orders ordinary writes to shared memory before TMA's reads of it.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }

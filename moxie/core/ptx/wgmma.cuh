@@ -8,16 +8,16 @@
 
 namespace moxie::ptx {
 
-// An operand: the low word of its descriptor, 16 bytes per unit, so that adding bytes / 16 moves
-// along K or down the rows. K-major, rows of 128 bytes, swizzled as TMA writes them; smem is
-// 1024-aligned.
+// The low word of an operand's descriptor. Its address is in units of 16 bytes, so that adding
+// bytes / 16 moves along K or down the rows. The operand is K-major with rows of 128 bytes,
+// swizzled as TMA writes them; smem must be aligned to 1024.
 inline constexpr int kDescriptorUnit = 16;
 __device__ __forceinline__ uint32_t wgmma_descriptor_low(const void* smem) {
   constexpr uint32_t kLeading = 1 << 16;  // not used by swizzled K-major operands
   return kLeading | ((smem_address(smem) & 0x3ffff) >> 4);
 }
-// The high word is the same for all. Eight rows make one 1024-byte pattern, which is the stride
-// from one eight to the next.
+// Adds the high word, which is the same for all operands. The swizzle pattern is eight rows, 1024
+// bytes, which is the stride between groups of eight rows.
 __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t operand) {
   constexpr uint32_t kSwizzle128 = 1u << 30, kStride = 1024 >> 4;
   return uint64_t{kSwizzle128 | kStride} << 32 | operand;
@@ -41,17 +41,17 @@ __device__ __forceinline__ void keep_in_registers(float (&d)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Zeros, here and not before: the compiler would do it where it does not know yet whether it has
-// to.
+// Zeroes registers at this point. Plain assignments would be hoisted by the compiler to a place
+// where they are not needed yet.
 template <int kCount>
 __device__ __forceinline__ void clear_registers(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("mov.f32 %0, 0f00000000;" : "=f"(d[i]));
 }
 
-// d = A * B + (accumulate ? d : 0). Thread t of the warpgroup holds rows t / 4 % 8 and that plus 8
-// of the 16 rows of its warp: d[4j], d[4j + 1] are columns 8j + t % 4 * 2 and the next of the first
-// row, d[4j + 2], d[4j + 3] those of the second.
+// d = A * B + (accumulate ? d : 0). Of the 16 rows of its warp, thread t of the warpgroup holds
+// rows t / 4 % 8 and t / 4 % 8 + 8. d[4j] and d[4j + 1] are columns 8j + t % 4 * 2 and the next one
+// of the first row; d[4j + 2] and d[4j + 3] are the same columns of the second row.
 __device__ __forceinline__ void wgmma_m64n128k32(float (&d)[64], uint32_t a, uint32_t b,
                                                  bool accumulate) {
   asm volatile(

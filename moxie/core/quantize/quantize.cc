@@ -9,7 +9,7 @@ namespace moxie {
 Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& forms,
                    Backend backend) {
   MOXIE_CHECK(forms.rowwise || forms.colwise, op,
-              ": at least one of the forms rowwise and colwise must be asked for");
+              ": at least one of the forms rowwise and colwise must be requested, got none");
   const Panels panels = make_panels(op, x, forms.offs, backend);
   if (forms.rowwise) check_quantized_out(op, Form::kRowwise, *forms.rowwise, x, panels);
   if (forms.colwise) check_quantized_out(op, Form::kColwise, *forms.colwise, x, panels);

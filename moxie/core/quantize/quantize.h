@@ -2,8 +2,7 @@
 //   x[r, c] ~ qdata[r, c] * scale[block of (r, c)]          (rounding: NUMERICS.md, section 4)
 //
 // Rowwise keeps the order of x and is contracted over columns (forward, dgrad). Colwise is stored
-// transposed and is contracted over rows (wgrad; dgrad for weights). Asked for both, it reads x
-// once.
+// transposed and is contracted over rows (wgrad; dgrad for weights). For both, x is read once.
 #pragma once
 
 #include "moxie/core/format/bf16.h"
@@ -19,7 +18,7 @@ struct QuantizeArgs {
   ScaleRule rule = ScaleRule::kRceil;
 };
 
-// What is asked of any op that quantizes; the ops fused with another one are given just this.
+// The outputs of any op that quantizes; fused ops take this instead of QuantizeArgs.
 struct QuantizeForms {
   OptionalOffs offs = std::nullopt;
   std::optional<QuantizedOut> rowwise = std::nullopt, colwise = std::nullopt;
@@ -32,12 +31,12 @@ constexpr QuantizeArgs args_of(const ConstFloatView& x, const QuantizeForms& for
   return {x, forms.offs, forms.rowwise, forms.colwise, forms.rule};
 }
 
-// Checks the forms of an x of this shape, and says how its rows fall into panels.
+// Checks the forms for an x of this shape, and returns its panels.
 Panels check_forms(std::string_view op, const Shape& x, const QuantizeForms& forms,
                    Backend backend);
 
-// Every byte of every result is defined: rows that no group covers, the zeros that pad a group's
-// tail and the padding of swizzled scales are 0.
+// Every byte of every result is defined: rows that no group covers, the padding of groups and the
+// padding of swizzled scales are 0.
 void quantize(const QuantizeArgs& args, const Exec& exec);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// The spec as loops. Never optimised: every other backend is compared with this one, byte for byte.
+// The spec as loops, never optimised: every other backend must equal it byte for byte.
 #include <algorithm>
 #include <bit>
 
@@ -19,7 +19,7 @@ struct Matrix {  // x seen as [total rows, cols]
   }
 };
 
-// The largest magnitude, as a float. Magnitudes order like their bits, and NaN has the largest.
+// The largest magnitude of a block. Magnitudes are ordered like their bits; NaN is the largest.
 float amax_of(const Matrix& x, int64_t row, int64_t rows, int64_t col, int64_t cols) {
   uint32_t most = 0;
   for (int64_t r = row; r < row + rows; ++r)

@@ -1,4 +1,4 @@
-// Walks the tiles of an op that quantizes on the cpu backend, whatever its values come from.
+// The walk over tiles that all quantizing ops of the cpu backend share.
 #pragma once
 
 #include <memory>
@@ -14,8 +14,8 @@ struct Targets {
   const Target *rowwise, *colwise;
 };
 
-// Calls f(tile, the one after it or null, targets, scratch) for every tile of rows in a group, and
-// clears the rest. State is made once per range of work; State::tile is a Scratch.
+// Calls f(tile, next tile or null, targets, state) for every tile of a group, and zeroes what no
+// group covers. One State is made per thread's range of work; State::tile is a Scratch.
 template <class State, class F>
 void quantize_tiles(const QuantizeForms& forms, const WalkArgs& args, const Exec& exec,
                     const F& f) {
@@ -50,8 +50,8 @@ inline int64_t alignment_of(const QuantizeForms& forms) {
   return forms.colwise ? forms.colwise->block.rows : 1;
 }
 
-// A tile of values that are in no tensor. The stride is an odd number of cache lines, so that rows
-// share no cache set.
+// A tile of intermediate values that no tensor holds. The stride is an odd number of cache lines,
+// so that rows map to different cache sets.
 template <class T>
 struct ValueScratch {
   static constexpr int kStride = kTileCols + 96;

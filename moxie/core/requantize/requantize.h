@@ -1,6 +1,6 @@
-// requantize: the rowwise form of x -> its colwise form, straight from FP8. Bit-equal to dequantize
-// to f32 followed by quantize, without that tensor in memory. So activations that arrive quantized
-// need no bf16 copy for wgrad.
+// requantize: the rowwise form of x -> its colwise form, directly from FP8. Bit-equal to dequantize
+// to f32 and quantize, without the f32 tensor in memory. Activations that arrive quantized need no
+// bf16 copy for wgrad.
 #pragma once
 
 #include "moxie/core/format/bf16.h"
@@ -10,7 +10,7 @@ namespace moxie {
 
 struct RequantizeArgs {
   Block block;                                    // of the rowwise form
-  ScaleLayout from_layout = ScaleLayout::kPlain;  // of those scales; the result has its own
+  ScaleLayout from_layout = ScaleLayout::kPlain;  // of `scale`; colwise has its own
   View<const e4m3> qdata;                         // [R, C] or [G, N, K]
   View<const e8m0> scale;
   OptionalOffs offs = std::nullopt;  // [G], tokens only

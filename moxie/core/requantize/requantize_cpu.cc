@@ -9,13 +9,13 @@
 namespace moxie::cpu {
 namespace {
 
-// An odd number of cache lines, so that rows share no cache set.
+// An odd number of cache lines, so that rows map to different cache sets.
 constexpr int kValueStride = kTileCols + 96;
 
 struct RequantizeScratch {
   Scratch tile;
   alignas(64) bf16 bf16s[kTileRows * kValueStride];
-  std::unique_ptr<float[]> floats;  // for tiles with values that bf16 lacks
+  std::unique_ptr<float[]> floats;  // for tiles with values that bf16 cannot hold
   TileCodes codes;
 };
 

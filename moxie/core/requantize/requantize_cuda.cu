@@ -1,9 +1,8 @@
-// Straight from FP8 to FP8: a byte in and a byte out, so that it is instructions that have to be
-// few. Tiles arrive by the copy engine, two ahead, and leave by it: threads that store wait for
-// memory. A warp has 32 rows of 64 columns: an amax over 32 rows needs no shared memory, and 16
-// bytes of the transposed tile stay together. Tensors whose rows are not whole numbers of 16 bytes
-// take the quantizer's kernel, and so does every tensor on a GPU whose copy engine knows no
-// tensors.
+// FP8 to FP8: one byte in and one byte out per element, so instruction count is the bottleneck.
+// Tiles are loaded by TMA, two ahead, and stored by TMA, so that threads do not wait for memory. A
+// warp has 32 rows x 64 columns: an amax over 32 rows needs no shared memory, and 16 bytes of the
+// transposed tile stay together. If rows are not multiples of 16 bytes, or the GPU has no TMA, the
+// quantizer's kernel (quantize_kernel.cuh) runs instead.
 #include <limits>
 
 #include "moxie/core/base/device.h"
@@ -17,10 +16,10 @@
 namespace moxie::cuda {
 namespace {
 
-// [[maybe_unused]]: where there is no TMA, the kernel is empty.
+// [[maybe_unused]]: on GPUs without TMA the kernel is empty.
 
-// The amax of each block. Both of these have a barrier, behind which every thread has read the
-// tile. Of one column: where it is 32 rows, no other warp has a say.
+// amax of blocks one column wide. If blocks are 32 rows tall, a warp has all rows of its blocks.
+// Both this and amax_over_block() contain one barrier, behind which every thread has read the tile.
 [[maybe_unused]] __device__ void amax_over_columns(RequantizeStorage& s, Block block,
                                                    Amax<bf16>& amax) {
   const int lane = lane_index() % kWarpFragments, first = warp_index() % 2 * kWarpFragments;
@@ -34,7 +33,7 @@ namespace {
   for (int i = 1; i < kRowBlocks; ++i) update_amax(amax, s.columns[i][first + lane]);
 }
 
-// Of 32 columns or more, one magnitude is all there is to say about a fragment.
+// amax of blocks 32 or more columns wide: one value per fragment.
 [[maybe_unused]] __device__ void amax_over_block(RequantizeStorage& s, Block block,
                                                  Amax<bf16>& amax) {
   const auto update = [](uint32_t& most, uint32_t by) { most = Amax<bf16>::max_of(most, by); };
@@ -49,8 +48,10 @@ namespace {
   if (block.rows > kMxBlock) {
     const auto update_by_column = [&](int col) {
       const uint4 four = *reinterpret_cast<const uint4*>(s.block_amax[col]);
-      update(most, four.x), update(most, four.y);
-      update(most, four.z), update(most, four.w);
+      update(most, four.x);
+      update(most, four.y);
+      update(most, four.z);
+      update(most, four.w);
     };
     update_by_column(block_col);
     if (block.cols == kTileCols) {
@@ -63,14 +64,14 @@ namespace {
 }
 static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
 
-// A whole tile leaves by the copy engine; of others, which end where a group or the tensor does,
-// threads store what there is. `x` and `y` are its place along k and among the columns.
+// Stores a full tile by TMA, and a partial tile (at the end of a group or of the tensor) from
+// threads. `x` and `y` are its coordinates along k and along the columns.
 [[maybe_unused]] __device__ void store_transposed(const RequantizeParams& p, const TileOut& out,
                                                   const TransposedTile& tile, int32_t x,
                                                   int32_t y) {
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
-    // Half of a line: the other half is that of the tile below or above.
+    // Half of a 256-byte L2 line; the tile above or below writes the other half, so keep it in L2.
     ptx::tma_store_3d(&p.transposed, &tile, x, y / kFragment, 0, ptx::keep_in_l2());
     ptx::bulk_commit_group();
     return;
@@ -92,8 +93,8 @@ static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
                    static_cast<int32_t>(at.panel.begin + at.row), ptx::keep_in_l2());
 }
 
-// The first tiles are on their way. kWide: blocks of the colwise form have 32 columns or more; else
-// one.
+// Processes a run of tiles, of which the caller has issued the first kStages loads. kWide: colwise
+// blocks have 32 or more columns; else one.
 template <bool kWide>
 __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                int64_t col, int tiles) {
@@ -118,7 +119,8 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
       amax_over_block(s, p.colwise.block, amax);
     else
       amax_over_columns(s, p.colwise.block, amax);
-    // Behind a barrier: all have read this tile, and the one before it has left.
+    // Behind the barrier of the amax: all threads have read this stage, so it can be refilled, and
+    // TMA has read the previous transposed tile, so s.tile can be overwritten.
     if (threadIdx.x == 0 && index + kStages < tiles) load_tile(p, s, at, col, index + kStages);
     const Scales<bf16> factors(amax, p.choice);
     if (lane_index() < kWarpFragments)
@@ -148,7 +150,7 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   if (tile >= p.row_tiles) return;
   const int64_t col = static_cast<int64_t>(run) * length * kTileCols;
   if (threadIdx.x == 0) {
-    // The first CTAs need about these rows, and memory has nothing else to do while they search.
+    // Prefetch to L2 while the first wave searches. The address is a guess that ignores offs.
     if (work < p.ctas_at_once)
       for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
         ptx::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
@@ -177,11 +179,11 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   mine.cols = min<int64_t>(mine.cols, col + tiles * kTileCols);
   zero_tail<true>(p.colwise, s.colwise, at, mine, col, kTileCols);
   const int64_t first = at.row / kTileRows;
-  // By one CTA of a row of tiles, as some rows have more than others.
+  // By the first CTA of each row of tiles, because rows differ in their number of CTAs (Ending).
   if (run == 0) zero_swizzled(p.colwise, s.colwise, first, p.row_tiles - (tile - first));
 }
 
-// Without TMA there is nothing in it, and it is not launched.
+// Empty, and never launched, on GPUs without TMA.
 template <bool kWide>
 __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
     const __grid_constant__ RequantizeParams p) {
@@ -198,7 +200,8 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
                            are_rows_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
                 lines = panels.weights ? panels.count * panels.cols : panels.cols;
-  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;  // coordinates
+  // TMA coordinates are int32; the margin covers a run that ends past the tensor.
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;
   const auto kernel =
       args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>;
   if (!ptx::has_tma("requantize", kernel) ||
@@ -211,15 +214,15 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const int64_t alignment = args.colwise.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
-  // The run that was fastest: longer ones search for their rows less often, but leave what lies
-  // side by side to be touched at other times.
+  // The fastest length measured: longer runs search less often, but access neighbouring memory at
+  // different times.
   constexpr int64_t kLongest = 4;
   static_assert(2 * kLongest <= kRun, "want_long_runs()");
   const int64_t run =
       run_length(panels, row_tiles, col_tiles, {.longest = kLongest, .ctas_per_sm = kCtas});
   const int64_t num_runs = ceil_div(col_tiles, run);
   const int ctas_at_once = kCtas * num_multiprocessors(-1);
-  // Half as many as run at once: their tiles are a little slower.
+  // Half a wave: single tiles are a little slower than tiles of a run.
   const Ending ending =
       Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, ctas_at_once / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);

@@ -1,4 +1,4 @@
-// By definition: dequantize to f32, then quantize.
+// The definition: dequantize to f32, then quantize.
 #include <vector>
 
 #include "moxie/core/dequantize/dequantize.h"

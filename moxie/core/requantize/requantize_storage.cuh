@@ -1,4 +1,4 @@
-// What a CTA of requantize has in shared memory, and how a tile and its scales come into registers.
+// Shared memory of requantize's kernel, and loading a tile and its scales into registers.
 #pragma once
 
 #include <cuda.h>
@@ -9,14 +9,14 @@
 
 namespace moxie::cuda {
 
-// Tiles side by side at most: as many as a sector of plain scales, 32 bytes, is long, so that it is
-// read once.
+// The longest run, in tiles. 8 tiles have 32 plain scales per row, one sector of memory, which is
+// then read once.
 inline constexpr int kRun = 8;
-inline constexpr int kStages = 2;
-inline constexpr int kCtas = 3;  // per SM: what registers allow
+inline constexpr int kStages = 2;  // tiles in flight
+inline constexpr int kCtas = 3;    // per SM: limited by registers
 inline constexpr int kWarpCols = 64;
-inline constexpr int kWarpFragments = kWarpCols / kFragment;  // along a row
-inline constexpr int kRowBlocks = kTileRows / kMxBlock;       // and as many pairs of warps
+inline constexpr int kWarpFragments = kWarpCols / kFragment;  // fragments of a warp along a row
+inline constexpr int kRowBlocks = kTileRows / kMxBlock;       // of a tile; a pair of warps has one
 inline constexpr int kColBlocks = kTileCols / kMxBlock;       // of a tile
 inline constexpr int kRunBlocks = kRun * kColBlocks;
 static_assert(kWarps == kRowBlocks * (kTileCols / kWarpCols));
@@ -28,15 +28,15 @@ __device__ inline int my_col() {
   return warp_index() % 2 * kWarpCols + lane_index() % kWarpFragments * kFragment;
 }
 
-// A tile as it arrives. Half a warp reads 64 bytes of two rows that are eight apart, and so from
-// the same banks; the copy engine's places are multiples of 128 bytes, which leaves no other.
+// A tile as TMA delivers it. Half a warp reads 64 bytes in each of two rows that are eight apart,
+// which conflict in the banks; TMA allows no other pitch than a multiple of 128 bytes.
 struct alignas(128) RowStage {
   uint8_t byte[kTileRows][kTileCols];
 };
 
-// The tile of the colwise form as the copy engine takes it: every eighth column, then those after
-// them. Lines are cut into 16 bytes of two fragments each, which the engine finds by an exclusive
-// or with the line; in this order of lines that keeps both directions free of bank conflicts.
+// The transposed tile as TMA stores it. Columns are ordered by their number modulo 8 first, and the
+// 16-byte chunks of a line are swizzled by an xor with the line. In this order both the writes of
+// fragments and the reads of TMA are free of bank conflicts.
 struct alignas(1024) TransposedTile {
   uint8_t byte[kFragment][kFragmentLanes][kTileRows];
 
@@ -52,7 +52,7 @@ struct alignas(1024) TransposedTile {
   }
 };
 
-// CTAs side by side that share a row of tiles, and the tiles of each.
+// Number of runs in a row of tiles, and the tiles of each.
 struct Runs {
   uint32_t count, length;
 };
@@ -78,16 +78,16 @@ struct RequantizeStorage {
   alignas(16) Amax<bf16> columns[kRowBlocks][kFragmentLanes];
   alignas(16) uint32_t block_amax[kColBlocks][kRowBlocks];  // of each 32 x 32
   alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
-  // One per 32 columns of the run; the pitch keeps rows in banks of their own.
+  // One per 32 columns of the run; + 4 bytes keep the rows in different banks.
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
   alignas(8) uint64_t arrived[kStages];
   Place rowwise, colwise;
-  int32_t x, y;  // of the panel, where the copy engine stores it
+  int32_t x, y;  // the panel's coordinates in the transposed tensor map
   RowTileSearch search;
 };
 static_assert(sizeof(RequantizeStorage) <= ptx::kLeastShared);
 
-// The scales of the run. Plain, or quads, of which a tile has one scale a row: two threads a row.
+// Loads the scales of the run, plain or quads, with two threads per row.
 __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeStorage& s,
                                         const RowTile& at, int64_t col, int cols, int rows) {
   constexpr int kWords = kRun / 2;  // of four scales
@@ -98,13 +98,13 @@ __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeSto
   const int left = row < rows ? cols - first * kTileCols : 0;
   uint32_t word[kWords] = {};
   if (p.layout == ScaleLayout::kQuads) {
-    const bool whole = first_k % kQuad == 0;  // always, where a run is of four tiles
+    const bool whole = first_k % kQuad == 0;  // always true for runs of four tiles
     const uint32_t quad = whole && left > 0 ? *reinterpret_cast<const uint32_t*>(from) : 0;
 #pragma unroll
     for (int k = 0; k < kWords; ++k)
       if (k * kTileCols < left) {
         const uint32_t code =
-            whole ? quad >> 8 * k & 0xff
+            whole ? (quad >> (8 * k)) & 0xff
                   : p.scale[scale_index(s.rowwise, p.layout, block, first_k + k)].code;
         word[k] = code * 0x01010101u;
       }
@@ -114,11 +114,14 @@ __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeSto
       if (k * kTileCols < left) word[k] = from[k].code * 0x01010101u;
   } else if (left >= kWords * kTileCols && reinterpret_cast<uintptr_t>(from) % sizeof(uint4) == 0) {
     const uint4 four = *reinterpret_cast<const uint4*>(from);
-    word[0] = four.x, word[1] = four.y, word[2] = four.z, word[3] = four.w;
+    word[0] = four.x;
+    word[1] = four.y;
+    word[2] = four.z;
+    word[3] = four.w;
   } else {
 #pragma unroll
     for (int k = 0; k < kWords * kColBlocks; ++k)
-      if (k * kMxBlock < left) word[k / 4] |= static_cast<uint32_t>(from[k].code) << 8 * (k % 4);
+      if (k * kMxBlock < left) word[k / 4] |= static_cast<uint32_t>(from[k].code) << (8 * (k % 4));
   }
 #pragma unroll
   for (int k = 0; k < kWords; ++k)
@@ -127,8 +130,8 @@ __device__ inline void load_plain_codes(const RequantizeParams& p, RequantizeSto
 static_assert(kRun / 2 == kQuad && kTileCols == kQuadBlock);
 static_assert(kTileRows * 2 == kThreads && kRun / 2 * sizeof(uint32_t) == sizeof(uint4));
 
-// Swizzled: a warp a tile, of which 16 bytes are four rows' scales. All of it is there, but what is
-// outside of the panel may be anything.
+// Loads swizzled scales with one warp per tile; 16 bytes hold the scales of four rows. The whole
+// tile can be read, but scales outside the panel are undefined and masked.
 __device__ inline void load_swizzled_codes(const RequantizeParams& p, RequantizeStorage& s,
                                            const RowTile& at, int64_t col, int cols, int rows) {
   constexpr int kBands = sizeof(uint4) / sizeof(uint32_t), kBand = kTileRows / kBands;
@@ -143,25 +146,26 @@ __device__ inline void load_swizzled_codes(const RequantizeParams& p, Requantize
   for (int band = 0; band < kBands; ++band) {
     const int row = band * kBand + lane_index();
     reinterpret_cast<uint32_t*>(s.row_code[row])[tile] =
-        row < rows ? word[band] & ~0u >> 8 * outside : 0;
+        row < rows ? word[band] & (~0u >> (8 * outside)) : 0;
   }
 }
 static_assert(kWarps >= kRun && kTileRows / 4 == kWarp && kColBlocks == kScaleTileCols);
 
-// This thread's fragment of a tile, the index-th of the run.
+// Loads this thread's fragment of tile `index` of the run.
 __device__ inline void load_fragment(RequantizeStorage& s, int stage, int index, int rows,
                                      Fragment<e4m3>& fragment) {
 #pragma unroll
   for (int i = 0; i < kFragment; ++i) {
     const uint2 two = *reinterpret_cast<const uint2*>(&s.stage[stage].byte[my_row() + i][my_col()]);
-    fragment.word[i][0] = two.x, fragment.word[i][1] = two.y;
+    fragment.word[i][0] = two.x;
+    fragment.word[i][1] = two.y;
   }
   const uint8_t* codes = &s.row_code[my_row()][index * kColBlocks + my_col() / kMxBlock];
 #pragma unroll
   for (int i = 0; i < kFragment / 2; ++i)
     fragment.code[i] =
         codes[2 * i * sizeof(s.row_code[0])] | codes[(2 * i + 1) * sizeof(s.row_code[0])] << 16;
-  if (rows < kTileRows) {  // what follows is another group's
+  if (rows < kTileRows) {  // the rows below belong to another group
 #pragma unroll
     for (int i = 0; i < kFragment; ++i)
       if (my_row() + i >= rows) fragment.word[i][0] = fragment.word[i][1] = 0;

@@ -1,4 +1,4 @@
-// The order in which experts are chosen: the larger score, then the smaller id. NaN comes last.
+// The order in which experts are chosen: larger score first, then smaller id; NaN last.
 #pragma once
 
 #include <bit>
@@ -14,16 +14,16 @@ constexpr bool ranks_before(float a, int64_t i, float b, int64_t j) {
   return i < j;
 }
 
-// The same order of scores as integers: (a, i) comes before (b, j) if its key is larger, or its key
-// is equal and i < j. 0 is no key: it can stand for "none".
+// The same order with integer keys: (a, i) comes before (b, j) if its key is larger, or if the keys
+// are equal and i < j. No score has the key 0, so 0 can mean "none".
 constexpr uint32_t rank_key(float score) {
   if (score != score) return 1;
-  const auto bits = std::bit_cast<uint32_t>(score + 0.f);  // -0 becomes 0, which it is equal to
+  const auto bits = std::bit_cast<uint32_t>(score + 0.f);  // -0 becomes 0: they are equal
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-// The first k of the experts in that order, k <= experts. Most scores lose to the last of those
-// kept at once, so k insertions in a row are rare.
+// Writes the first k experts in that order, k <= experts. Insertion into a sorted list of k: most
+// scores lose to its last entry with one comparison.
 inline void keep_best(const float* scores, int64_t experts, int64_t k, int32_t* ids) {
   int64_t found = 0;
   for (int32_t e = 0; e < experts; ++e) {

@@ -1,6 +1,6 @@
-// A stable counting sort in three launches: counts of each piece of slots, where each piece of an
-// expert begins among that expert's rows, and the rows. No atomics on the order: the same ids give
-// the same rows.
+// A stable counting sort in three launches: count the experts in each piece of slots; scan the
+// counts of each expert over pieces; assign rows. Atomics only count, they never decide an order,
+// so the same ids give the same rows.
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/route/backends.h"
 
@@ -10,7 +10,7 @@ namespace {
 struct RouteParams {
   const int32_t* ids;
   int32_t *offs, *slot_of, *row_of;
-  int32_t* piece;  // [experts, pieces]: counts, then the rows of the expert before the piece
+  int32_t* piece;  // [experts, pieces]: counts; after the scan, the expert's rows before the piece
   int32_t* total;  // [experts]
   int64_t slots, experts, pieces;
 };
@@ -42,7 +42,7 @@ __device__ int32_t scan_warp(int32_t value) {
   return value;
 }
 
-// One warp per expert: its counts become sums of those before, piece by piece.
+// One warp per expert: exclusive prefix sum of its counts over the pieces.
 __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ RouteParams p) {
   const int64_t e = work_index() * kWarps + warp_index();
   if (e >= p.experts) return;
@@ -57,7 +57,7 @@ __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ 
   if (lane_index() == 0) p.total[e] = before;
 }
 
-// The end of each expert's rows, from the totals. All threads call it.
+// Computes the end of each expert's rows from the totals. All threads must call it.
 __device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups]) {
   __shared__ int32_t of_warp[kWarps];
   const int64_t share = ceil_div<int64_t>(p.experts, kThreads);
@@ -74,13 +74,13 @@ __device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups]) {
   __syncthreads();
 }
 
-// A warp ranks 32 of its slots at a time among those of the same expert.
+// Assigns rows. A warp ranks 32 slots at a time among the slots of the same expert.
 __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__ RouteParams p) {
   constexpr int kRounds = kRoutePiece / kThreads;
   __shared__ int32_t ends[kMaxGroups];
   __shared__ int32_t counts[kWarps][kMaxGroups];
   const int64_t piece = work_index();
-  // Even without slots the ends are stored.
+  // Without slots, one CTA still stores the ends.
   if (piece >= max<int64_t>(p.pieces, 1)) return;
   for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
 #pragma unroll
@@ -121,7 +121,7 @@ struct TopKParams {
   int64_t tokens, experts, k;
 };
 
-// One warp per token: k times the best of what is left, which comes after the one before it.
+// One warp per token: k times, finds the best expert that ranks after the previous one.
 __global__ __launch_bounds__(kThreads) void top_k_kernel(const __grid_constant__ TopKParams p) {
   const int64_t token = work_index() * kWarps + warp_index();
   if (token >= p.tokens) return;
@@ -135,15 +135,21 @@ __global__ __launch_bounds__(kThreads) void top_k_kernel(const __grid_constant__
     for (int32_t e = lane; e < p.experts; e += kWarp) {
       const float score = scores[e];
       if (last_id >= 0 && !ranks_before(last_score, last_id, score, e)) continue;
-      if (best < 0 || ranks_before(score, e, best_score, best)) best_score = score, best = e;
+      if (best < 0 || ranks_before(score, e, best_score, best)) {
+        best_score = score;
+        best = e;
+      }
     }
     for (int step = kWarp / 2; step > 0; step /= 2) {
       const float other_score = __shfl_xor_sync(~0u, best_score, step);
       const int32_t other = __shfl_xor_sync(~0u, best, step);
-      if (other >= 0 && (best < 0 || ranks_before(other_score, other, best_score, best)))
-        best_score = other_score, best = other;
+      if (other >= 0 && (best < 0 || ranks_before(other_score, other, best_score, best))) {
+        best_score = other_score;
+        best = other;
+      }
     }
-    last_score = best_score, last_id = best;
+    last_score = best_score;
+    last_id = best;
     if (lane == 0) p.ids[token * p.k + j] = best;
   }
 }

@@ -17,7 +17,7 @@ void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, void* st
 void dequantize_row_scale(const DequantizeRowScaleArgs& args, const Panels& panels, void* stream);
 }  // namespace cuda
 
-// Where a panel of the colwise form begins in qdata_t, and the stride between its rows.
+// Index of a panel's first element in qdata_t, and the stride between its rows.
 struct RowScalePlace {
   int64_t qdata, stride;
 };

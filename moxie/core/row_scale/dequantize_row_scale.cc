@@ -19,7 +19,7 @@ Panels check(const DequantizeRowScaleArgs& args, Backend backend) {
   return panels;
 }
 
-// What each of the 256 codes is worth: the cpu backend decodes by table.
+// The values of the 256 codes: the cpu backend decodes by table.
 std::array<float, 256> decode_table() {
   std::array<float, 256> table;
   for (int code = 0; code < 256; ++code) table[code] = to_float(e4m3{static_cast<uint8_t>(code)});
@@ -29,7 +29,7 @@ std::array<float, 256> decode_table() {
 void put(float* to, float value) { *to = value; }
 void put(bf16* to, float value) { *to = to_bf16(value); }
 
-// One row of x. ref and cpu are these loops: one on the caller's thread, the other on all of them.
+// Decodes one row of x. Both ref and cpu use it; ref on one thread, cpu on all.
 template <class T>
 void decode_row(const DequantizeRowScaleArgs& args, const Panels& panels, const Panel& panel,
                 int64_t row, T* out) {

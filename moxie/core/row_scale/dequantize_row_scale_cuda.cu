@@ -14,7 +14,7 @@ struct DecodeParams {
 };
 
 __device__ void put(float* to, float value) { *to = value; }
-// The format's own rounding: the instruction gives NaN other bits.
+// Uses to_bf16(), because the conversion instruction gives NaN other bits.
 __device__ void put(bf16* to, float value) { *to = to_bf16(value); }
 
 // One CTA per 128 rows and 64 columns of x. The colwise form is transposed through shared memory.
@@ -52,7 +52,7 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
       const float scale =
           rowwise ? p.args.scale.data[begin + row] : p.args.scale.data[at.panel.index * cols + col];
       value = to_float(rowwise ? p.args.qdata.data[to] : transposed[r][c]) * scale;
-      // A product gives NaN other bits here than on a CPU.
+      // Canonical NaN: a GPU's product gives NaN other bits than a CPU's.
       if (value != value) value = __uint_as_float(0x7fc00000);
     }
     put(x + to, value);

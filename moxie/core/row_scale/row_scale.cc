@@ -20,7 +20,7 @@ void check_form(const RowScaleOut& out, const Shape& x, const Panels& panels, Fo
 
 void quantize_row_scale(const RowScaleArgs& args, const Exec& exec) {
   MOXIE_CHECK(args.rowwise || args.colwise, kOp,
-              ": at least one of the forms rowwise and colwise must be asked for");
+              ": at least one of the forms rowwise and colwise must be requested, got none");
   const Panels panels = make_panels(kOp, args.x.shape, args.offs, exec.backend);
   if (args.rowwise) check_form(*args.rowwise, args.x.shape, panels, Form::kRowwise);
   if (args.colwise) check_form(*args.colwise, args.x.shape, panels, Form::kColwise);

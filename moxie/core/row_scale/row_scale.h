@@ -1,5 +1,5 @@
-// quantize_row_scale: the fp8_rowwise recipe. One power-of-two f32 scale per row (rowwise form) or
-// per column of a group (colwise form), so a GEMM applies it once, after the last product.
+// quantize_row_scale: the quantizer of the fp8_rowwise recipe. One power-of-two f32 scale per row
+// (rowwise form) or per column of a group (colwise form), so a GEMM applies it once, at its end.
 #pragma once
 
 #include "moxie/core/format/bf16.h"
@@ -16,9 +16,9 @@ struct RowScaleOut {
 struct RowScaleArgs {
   ConstFloatView x;  // tokens [R, C] or weights [G, N, K]
   OptionalOffs offs = std::nullopt;
-  std::optional<RowScaleOut> rowwise = std::nullopt;  // qdata as x; scale [R] or [G, N]
-  // qdata_t [C, padded R], groups padded to kRowScaleAlignment, and scale_t [G, C];
-  // or [G, K, N] and [G, K]. An empty group's scales are 0.
+  std::optional<RowScaleOut> rowwise = std::nullopt;  // qdata: shape of x; scale [R] or [G, N]
+  // Tokens: qdata_t [C, padded R], groups padded to kRowScaleAlignment, and scale_t [G, C].
+  // Weights: [G, K, N] and [G, K]. The scales of an empty group are 0.
   std::optional<RowScaleOut> colwise = std::nullopt;
 };
 

@@ -10,7 +10,7 @@
 namespace moxie::cpu {
 namespace {
 
-// Where a panel lands in the colwise result.
+// The place of a panel in the colwise result.
 struct RowScaleColumns {
   uint8_t* qdata;
   int64_t stride;
@@ -47,7 +47,7 @@ void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t cover
   });
 }
 
-// The larger of the two stays. Threads meet here, since a group's rows are spread over all of them.
+// Atomic maximum: the rows of a group are distributed over threads.
 void raise(int32_t& most, int32_t value) {
   std::atomic_ref<int32_t> shared(most);
   int32_t seen = shared.load(std::memory_order_relaxed);
@@ -55,7 +55,7 @@ void raise(int32_t& most, int32_t value) {
   }
 }
 
-// x is read twice: the scale of a column is known after the last row of its group.
+// Reads x twice, because the scale of a column is known only after the last row of its group.
 template <class T>
 void quantize_columns(const RowScaleArgs& args, const Panels& panels, const Walk& walk,
                       const Exec& exec) {

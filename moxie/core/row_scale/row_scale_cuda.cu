@@ -1,6 +1,6 @@
-// A scale spans a whole row, or a whole group. Rows that fit a CTA's registers are read once, by
-// row_kernel. All else takes three kernels, as a scale is known only when every CTA has looked at
-// its tile; in between, the scale buffers hold the amax.
+// A scale covers a whole row, or a whole column of a group. Rows that fit in a CTA's registers are
+// read once, by row_kernel. Everything else takes three kernels, because a scale is known only when
+// all CTAs have seen their tiles; between the kernels, the scale buffers hold the amax.
 #include "moxie/core/row_scale/backends.h"
 #include "moxie/core/tile/group_search.cuh"
 #include "moxie/core/tile/store.cuh"
@@ -38,7 +38,7 @@ struct Position {  // of a tile
   }
 };
 
-// Both are powers of two, or NaN.
+// The reciprocal. Both are powers of two, or NaN.
 __device__ float encode_of(float decode) {
   if (decode != decode) return decode;
   return std::bit_cast<float>((254u << 23) - std::bit_cast<uint32_t>(decode));
@@ -46,12 +46,12 @@ __device__ float encode_of(float decode) {
 
 // ---- rows in registers ----
 
-// A row takes as many warps as have something to load: with more, narrow rows left most of a CTA
-// without work, and with 2048 columns it ran at half the speed.
+// A row takes only as many warps as have something to load: with a whole CTA per row, 2048 columns
+// ran at half the speed, because most of the CTA was idle.
 constexpr int kRowPieces = 4;                                 // of eight elements, per thread
 constexpr int64_t kWarpRow = kRowPieces * kFragment * kWarp;  // elements
 constexpr int64_t kMaxRow = kWarpRow * kWarps;
-constexpr int kRounds = 8;  // of a CTA
+constexpr int kRounds = 8;  // rows that a CTA's threads take one after the other
 
 template <int kRowWarps>
 struct RowTeam {
@@ -115,7 +115,7 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
   const int64_t first = work_index() * kRounds * Team::kPerCta + Team::index();
   if (first - Team::index() >= total) return;
   RowPieces<T, Team> pieces{};
-  // Of a row that no group covers, too: it is not used.
+  // Also loads rows that no group covers, whose values are not used: the search need not be done.
   if (first < total) pieces.load(p.x + first * cols, cols);
   const int64_t covered = p.panels.offs ? end_of_groups(p.panels, p.panels.count, search) : total;
   int64_t row = first;
@@ -130,7 +130,8 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
 #pragma unroll
       for (int w = 0; w < kRowWarps; ++w) most = max(most, shared[w]);
     }
-    if (row >= total) continue;  // not return: others of the CTA may have a row, and a barrier
+    if (row >= total)
+      continue;  // not return: other threads of the CTA may have a row and a barrier
     const bool inside = row < covered;
     const RowScale scale = row_scale_of(std::bit_cast<float>(most));
     if (!inside) pieces = {};
@@ -143,8 +144,8 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
 
 // ---- any rows, and groups ----
 
-// 0 is left to rows that no group covers and to empty groups. Instead of it, the smallest magnitude
-// there is gives the same scale.
+// Atomic maximum of the amax in the scale buffer. 0 means "no group covers it" or "empty group", so
+// an amax of 0 is stored as 1, the smallest magnitude, which gives the same scale.
 __device__ void update_amax_in_scale(float* scale, uint32_t amax) {
   atomicMax(reinterpret_cast<unsigned*>(scale), max(amax, 1u));
 }
@@ -201,7 +202,7 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
   if (i < p.count && p.scale[i] != 0.f) p.scale[i] = row_scale_of(p.scale[i]).decode;
 }
 
-// One form of a tile. In the tail: what no group covers.
+// The part of one form that a tile writes. In the tail: what no group covers.
 template <Form kForm, class T, bool kAligned>
 __device__ TileOut tile_out(const RowScaleParams<T, kAligned>& p, const RowTile& at,
                             const TileSpan& span) {
@@ -290,7 +291,7 @@ void launch_tiles(const RowScaleArgs& args, const Panels& panels, void* stream) 
     if (!out) return {};
     return {true, out->qdata.data, out->scale.data};
   };
-  // Even rows without columns have a scale, hence at least one tile.
+  // At least one tile, because rows without columns have scales too.
   const int64_t col_tiles = max<int64_t>(ceil_div<int64_t>(panels.cols, kTileCols), 1);
   const RowScaleParams<T, kAligned> params{
       .panels = panels,

@@ -12,7 +12,7 @@ float at(const ConstFloatView& x, int64_t i) {
   return to_float(static_cast<const bf16*>(x.data)[i]);
 }
 
-// One line of elements that share a scale: a row, or a column of a group.
+// Quantizes one line of elements that share a scale: a row, or a column of a group.
 RowScale quantize_line(const ConstFloatView& x, int64_t begin, int64_t stride, int64_t count,
                        e4m3* out) {
   uint32_t most = 0;

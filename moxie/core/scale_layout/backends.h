@@ -5,16 +5,16 @@
 
 namespace moxie {
 
-// One run of scales that is swizzled on its own: a matrix of a stack, or a group.
+// A run is a matrix of scales that is swizzled on its own: a matrix of a stack, or a group.
 struct SwizzleRun {
-  int64_t plain, plain_stride;  // element (0, 0), and from one row to the next
+  int64_t plain, plain_stride;  // index of element (0, 0); elements from one row to the next
   int64_t rows, cols;
   int64_t swizzled, tiles_per_row;
 };
 
 constexpr Panels swizzle_panels(const Shape& plain, const int32_t* offs, int64_t num_groups,
                                 Form form) {
-  // Panels run along what offs counts: rows, or scale columns.
+  // Panels divide the dimension that offs count: rows, or columns of scales.
   const bool rowwise = form == Form::kRowwise;
   return {.rows = rowwise ? plain.dim(-2) : plain.dim(-1),
           .cols = rowwise ? plain.dim(-1) : plain.dim(-2),

@@ -12,7 +12,8 @@ Panels check_swizzle(std::string_view op, const Shape& plain, const Shape& swizz
                      const OptionalOffs& offs, Form form, Backend backend) {
   MOXIE_CHECK(plain.dims == 2 || plain.dims == 3, op,
               ": plain scales must be [rows, cols] or [groups, rows, cols], got ", plain);
-  MOXIE_CHECK(plain.dims == 2 || !offs, op, ": a stack of scales ", plain, " takes no offs");
+  MOXIE_CHECK(plain.dims == 2 || !offs, op, ": offs must be absent for a stack of scales, got ",
+              plain);
   if (offs) {
     const bool rowwise = form == Form::kRowwise;
     check_offs(op, *offs, rowwise ? plain[0] : plain[1], rowwise ? "rows" : "scale columns",
@@ -28,8 +29,8 @@ void check_replicate(std::string_view op, const Shape& replicated, const Shape& 
               ": scales must be [outer, cols] or [groups, outer, cols], got ", replicated);
   bool known = false;
   for (const Block candidate : kBlocks) known = known || candidate == block;
-  MOXIE_CHECK(known && is_operand_block(block, form), op, ": a ", name(form),
-              " operand has no block ", name(block));
+  MOXIE_CHECK(known && is_operand_block(block, form), op, ": block must be one of a ", name(form),
+              " operand, got ", name(block));
   check_shape(op, "compact", compact, compact_shape<int64_t>(replicated, form, block));
 }
 

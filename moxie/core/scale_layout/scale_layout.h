@@ -1,19 +1,18 @@
-// Scales between their layouts, for interop: Moxie's quantizers write the layout their consumer
-// reads, so none of these is on a training path. All speak of an operand [outer, k]
-// (format/block.h) and of its scales, plain, one per 1 x 32: [outer, ceil(k / 32)], or a stack of
-// such for weights.
+// Converts scales between layouts, for interop: Moxie's quantizers write the layout that their
+// consumer reads, so training never calls these. Scales belong to an operand [outer, k]
+// (format/block.h). Plain scales have one per 1 x 32: [outer, ceil(k / 32)], or a stack of such
+// matrices for weights.
 #pragma once
 
 #include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 
-// Plain <-> swizzled. Without offs one matrix, or the G matrices of a stack.
-// With offs the operand is ragged: a rowwise one in its outer rows, offs counting rows; a colwise
-// one in its contraction, offs counting scale columns (padded_offs(offs, 32) / 32 of its token
-// offs).
+// Plain <-> swizzled. Without offs: one matrix, or the G matrices of a stack. With offs the operand
+// is ragged: a rowwise operand along its rows, and offs count rows; a colwise operand along k, and
+// offs count columns of scales (padded_offs(offs, 32) / 32 of the token offs).
 struct SwizzleArgs {
-  Form form = Form::kRowwise;  // only says what offs counts
+  Form form = Form::kRowwise;  // what offs count: rows, or columns of scales
   View<const e8m0> plain;      // [outer, cols] or [G, outer, cols]
   OptionalOffs offs = std::nullopt;
   View<e8m0> swizzled;  // result, swizzled_shape(); padding is 0
@@ -24,7 +23,7 @@ struct UnswizzleArgs {
   Form form = Form::kRowwise;
   View<const e8m0> swizzled;
   OptionalOffs offs = std::nullopt;
-  View<e8m0> plain;  // result; what no group covers is 0
+  View<e8m0> plain;  // result; 0 where no group covers it
 };
 void unswizzle_scale(const UnswizzleArgs& args, const Exec& exec);
 
@@ -48,7 +47,7 @@ struct ReplicateArgs {
 };
 void replicate_scale(const ReplicateArgs& args, const Exec& exec);
 
-// On a CPU, scales that differ inside a block are refused; on a GPU the first of each is taken.
+// Scales that differ inside a block are refused on a CPU; a GPU takes the first of each block.
 struct CompactArgs {
   Form form = Form::kRowwise;
   Block block;

@@ -12,11 +12,11 @@ namespace {
 
 constexpr int64_t kGrainRows = 64;  // a few kilobytes of scales
 
-// f(run, row) for every row of every run, spread over threads by rows.
+// Calls f(run, row) for every row of every run; rows are distributed over threads.
 template <class F>
 void for_each_row(const Panels& panels, Form form, const Exec& exec, const F& f) {
   std::vector<SwizzleRun> runs;
-  std::vector<int64_t> ends;  // rows up to and with each run
+  std::vector<int64_t> ends;  // rows up to the end of each run
   Panel panel = first_panel();
   for (int64_t g = 0; g < panels.count; ++g) {
     panel = next_panel(panels, panel, kScaleTileCols);
@@ -32,7 +32,7 @@ void for_each_row(const Panels& panels, Form form, const Exec& exec, const F& f)
   });
 }
 
-// A tile holds four neighbours of a row side by side.
+// Columns of the run in the tile at `col`: up to four, which are adjacent in the tile.
 int64_t tile_cols(const SwizzleRun& run, int64_t col) {
   return min(kScaleTileCols, run.cols - col);
 }
@@ -63,7 +63,7 @@ void unswizzle_scale(const UnswizzleArgs& args, const Panels& panels, const Exec
 
 namespace {
 
-// Rows of the replicated and of the compact scales, and how they correspond.
+// Shapes of the replicated and the compact scales, and how their rows correspond.
 struct Replicas {
   int64_t outer, cols, compact_outer, compact_cols, outer_block, k_block, stacks;
 

@@ -9,7 +9,7 @@ namespace {
 
 enum class Direction : uint8_t { kSwizzle, kUnswizzle };
 
-constexpr int kSwizzleCols = 128;  // of the panel, per CTA
+constexpr int kSwizzleCols = 128;  // columns of the panel per CTA
 constexpr int kWide = sizeof(uint4);
 constexpr int kRowChunks = kSwizzleCols / kWide;
 static_assert(kTileRows == kSwizzleCols && kRowChunks == kWarps);
@@ -20,25 +20,26 @@ struct SwizzleParams {
   const e8m0* from;
   e8m0* to;
   int64_t from_bytes, to_bytes, row_tiles;
-  uint32_t runs;  // of 128 columns of the panel, beside each other
+  uint32_t runs;  // CTAs of kSwizzleCols columns in a row of tiles
 };
 
-// Rows of plain scales, each from the 16-byte boundary before its first. An odd number of words
-// between rows: neither four rows of eight chunks nor one word of 32 rows meet in a bank.
+// Rows of plain scales, each starting at the 16-byte boundary before its first scale. The pitch is
+// an odd number of words, so that both access patterns (four rows of eight chunks; one word of 32
+// rows) are free of bank conflicts.
 struct SwizzleStorage {
   static constexpr int kPitch = 41;
-  static constexpr int kMargin = 4;  // words before a row that is about to be stored
+  static constexpr int kMargin = 4;  // words in front of a row, for unswizzle_tile()
   uint32_t word[kTileRows][kPitch];
   RowTileSearch search;
 };
 
-// The 128 x 128 scales of a CTA, in the matrix of a run.
+// The 128 x 128 scales of a CTA.
 struct SwizzleTile {
   SwizzleRun run;
   int64_t row, col;
-  int rows, cols;  // inside the run; may be 128
+  int rows, cols;  // inside the run; at most 128
 
-  // Bytes from the boundary to the first scale of a row.
+  // Bytes from the 16-byte boundary to the first scale of row r.
   __device__ int shift(const e8m0* plain, int r) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(at(plain, r)) % kWide);
   }
@@ -46,7 +47,7 @@ struct SwizzleTile {
   __device__ T* at(T* plain, int r) const {
     return plain + run.plain + (row + r) * run.plain_stride + col;
   }
-  // The tiles of four columns that begin at chunk `index`; lane by lane 16 bytes of them.
+  // Index of this lane's 16 bytes of the swizzled tiles that begin at chunk `index`.
   __device__ int64_t swizzled(int index, int lane) const {
     return run.swizzled + swizzled_index(row, col + index * kWide, run.tiles_per_row) +
            lane * kWide;
@@ -56,7 +57,7 @@ struct SwizzleTile {
   }
 };
 
-// 16 bytes from byte `first` of a row in shared memory on.
+// Reads 16 bytes of a row in shared memory, from byte `first` on.
 __device__ uint4 read_row(const uint32_t (&row)[SwizzleStorage::kPitch], int first) {
   uint32_t word[5], out[4];
 #pragma unroll
@@ -66,7 +67,7 @@ __device__ uint4 read_row(const uint32_t (&row)[SwizzleStorage::kPitch], int fir
   return {out[0], out[1], out[2], out[3]};
 }
 
-// Bytes [first, last) of the 16 at `at`.
+// Loads bytes [first, last) of the 16 at `at`; the others are 0.
 __device__ uint4 load_wide(const e8m0* at, int first, int last) {
   if (first <= 0 && last >= kWide && reinterpret_cast<uintptr_t>(at) % kWide == 0)
     return *reinterpret_cast<const uint4*>(at);
@@ -84,7 +85,7 @@ __device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
     *reinterpret_cast<uint4*>(at) = value;
     return;
   }
-  // Up to four stores, of 1, 2, 4 and 8 bytes, where one end is whole; else byte by byte.
+  // Up to four stores of 1, 2, 4 and 8 bytes if one end is aligned; else byte by byte.
   const uint64_t low = value.x | static_cast<uint64_t>(value.y) << 32,
                  high = value.z | static_cast<uint64_t>(value.w) << 32;
   const auto bytes_at = [&](int i) {
@@ -96,9 +97,18 @@ __device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
   };
   if (aligned && last == kWide) {
     int i = first;
-    if (i & 1) store(uint8_t{}, i), i += 1;
-    if (i & 2) store(uint16_t{}, i), i += 2;
-    if (i & 4) store(uint32_t{}, i), i += 4;
+    if (i & 1) {
+      store(uint8_t{}, i);
+      i += 1;
+    }
+    if (i & 2) {
+      store(uint16_t{}, i);
+      i += 2;
+    }
+    if (i & 4) {
+      store(uint32_t{}, i);
+      i += 4;
+    }
     if (i & 8) store(uint64_t{}, i);
   } else if (aligned && first == 0) {
     if (last & 8) store(uint64_t{}, 0);
@@ -110,8 +120,8 @@ __device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
   }
 }
 
-// Calls f(i, row, chunk): eight chunks of each row by neighbouring threads, then the ninth, which a
-// row that begins between two boundaries has.
+// Calls f(i, row, chunk) for a thread's chunks of 16 bytes: neighbouring threads have the first
+// eight chunks of a row. A row that is not aligned has a ninth, which comes last.
 constexpr int kMyChunks = kTileRows * kRowChunks / kThreads + 1;
 
 template <class F>
@@ -124,23 +134,26 @@ __device__ void for_each_row_chunk(F&& f) {
 }
 
 __device__ void swizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const SwizzleTile& tile) {
-  // All loads before the first store: none of them waits for another.
+  // All loads are issued before the first store, so that none waits for another.
   uint4 four[kMyChunks] = {};
   for_each_row_chunk([&](int i, int r, int index) {
     const int first = index * kWide - tile.shift(p.from, r);
     if (r >= tile.rows || first >= tile.cols) return;
-    // Neighbours that share the 16 bytes may be read too, as long as they are scales.
+    // Reads all 16 bytes, also of neighbouring rows, as long as they are inside the tensor.
     const e8m0* from = tile.at(p.from, r) + first;
     const bool whole = from >= p.from && from + kWide <= p.from + p.from_bytes;
     four[i] = load_wide(from, whole ? 0 : -first, whole ? kWide : tile.cols - first);
   });
   for_each_row_chunk([&](int i, int r, int index) {
     uint32_t* to = &s.word[r][index * 4];
-    to[0] = four[i].x, to[1] = four[i].y, to[2] = four[i].z, to[3] = four[i].w;
+    to[0] = four[i].x;
+    to[1] = four[i].y;
+    to[2] = four[i].z;
+    to[3] = four[i].w;
   });
   __syncthreads();
   const int index = warp_index(), lane = lane_index();
-  uint32_t word[4][4];  // of rows 32 apart; of four tiles
+  uint32_t word[4][4];  // [rows 32 apart][tiles]
 #pragma unroll
   for (int k = 0; k < 4; ++k) {
     const int r = lane + k * kWarp;
@@ -160,8 +173,8 @@ __device__ void swizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const Sw
                  kWide);
 }
 
-// Rows of the plain matrix are stored from boundary to boundary: the 16 bytes that two tiles share
-// are the second one's, which reads its last columns before it for them.
+// Rows of the plain matrix are stored in aligned chunks of 16 bytes. A chunk that two tiles share
+// is stored by the second, which reads the last columns of the first for it.
 __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const SwizzleTile& tile) {
   const int lane = lane_index();
   const bool is_first = tile.col == 0, is_last = tile.col + kSwizzleCols >= tile.run.cols;
@@ -195,8 +208,8 @@ __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const 
   });
 }
 
-// What no group covers. It is a range of bytes, of which every CTA of the tail takes a share, but
-// for columns of the plain matrix.
+// Zeroes what no group covers: a range of bytes, shared by the CTAs of the tail; or columns of the
+// plain matrix.
 template <Direction kDirection>
 __device__ void zero_tail(const SwizzleParams& p, const RowTile& at, uint32_t index,
                           uint32_t count) {
@@ -214,8 +227,8 @@ __device__ void zero_tail(const SwizzleParams& p, const RowTile& at, uint32_t in
   }
 }
 
-// Six CTAs to a multiprocessor need 40 registers a thread or fewer; left alone, the compiler takes
-// 60 where it could do with 40.
+// Launch bounds: six CTAs per SM need at most 40 registers per thread; without them the compiler
+// uses 60.
 template <Direction kDirection>
 __global__ __launch_bounds__(kThreads,
                              6) void swizzle_kernel(const __grid_constant__ SwizzleParams p) {
@@ -229,7 +242,7 @@ __global__ __launch_bounds__(kThreads,
     const auto tiles = static_cast<uint32_t>(p.row_tiles) - (row_tile - first);
     return zero_tail<kDirection>(p, at, first * p.runs + index, tiles * p.runs);
   }
-  // Panels run along rows of a rowwise matrix and along columns of a colwise one.
+  // Panels divide the rows of a rowwise matrix, and the columns of a colwise one.
   const bool rowwise = p.form == Form::kRowwise;
   const int64_t col = static_cast<int64_t>(index) * kSwizzleCols;
   SwizzleTile tile{.run = swizzle_run(p.panels, at.panel, p.form),

@@ -1,10 +1,11 @@
-// select: which k experts each token goes to, how much each of them counts, and how many tokens
-// each expert gets, from the logits of a router.
+// select: from a router's logits to the k experts of each token, their weights, and the number of
+// tokens of each expert.
 //
-// The score of an expert is the softmax over a token's logits, or the sigmoid of its own. Experts
-// are chosen by score + bias in the order of top_k (route.h); weights are of the score alone.
-// Scores are computed in f64 and rounded to f32, so a token is routed alike wherever it stands and
-// on every backend; weights and gradients are computed in f64 from those and rounded once.
+// The score of an expert is the softmax over the token's logits, or the sigmoid of its own logit.
+// Experts are chosen by score + bias in the order of top_k (route.h); weights depend on the score
+// alone. Scores are computed in f64 and rounded to f32, so that a token's experts do not depend on
+// its position or the backend; weights and gradients are computed from them in f64 and rounded
+// once.
 #pragma once
 
 #include <optional>
@@ -19,7 +20,7 @@ enum class Score : uint8_t { kSoftmax, kSigmoid };
 
 constexpr const char* name(Score score) { return score == Score::kSoftmax ? "softmax" : "sigmoid"; }
 
-// From the scores of a token's k experts to their weights.
+// How the scores of a token's k experts become weights.
 struct Weighting {
   Score score = Score::kSoftmax;
   bool normalize = true;  // divide by their sum, or by the smallest normal f32 if that is larger
@@ -36,11 +37,11 @@ struct SelectArgs {
 };
 void select(const SelectArgs& args, const Exec& exec);
 
-// The gradient of weights with respect to logits. ids have none.
+// The gradient of weights with respect to logits; ids are not differentiable.
 struct SelectBackwardArgs {
   View<const float> dweights;  // [T, k]
   View<const float> logits;    // [T, E]
-  View<const int32_t> ids;     // [T, k], those of select; on a GPU another counts as the nearest
+  View<const int32_t> ids;     // [T, k], as select returned them; clamped to [0, E) on a GPU
   Weighting weighting;
   View<float> dlogits;  // result, [T, E]
 };

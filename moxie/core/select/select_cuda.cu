@@ -1,5 +1,5 @@
-// One warp per token: lane i holds the experts i, i + 32, .. of it in registers. Exponentials are
-// in f64, which costs little beside the reads of x that made the logits, and gives the ids of a
+// One warp per token: lane i holds the logits of experts i, i + 32, ... in registers. Exponentials
+// are in f64: it costs little beside the GEMM that made the logits, and gives the same ids as a
 // CPU.
 #include <type_traits>
 
@@ -11,7 +11,7 @@
 namespace moxie::cuda {
 namespace {
 
-// A CTA clears and adds up its counts once for so many tokens.
+// A warp takes several tokens, so that the CTA zeroes and adds its counts once for all of them.
 constexpr int kTokensOfWarp = 8;
 constexpr int kSlotsOfLane = kMaxTopK / kWarp;
 static_assert(kMaxTopK % kWarp == 0);
@@ -61,7 +61,7 @@ struct Logits {
 template <int kValues>
 struct Softmax {
   double largest, sum = 0;
-  double power[kValues];  // exp(logit - largest), of this lane's experts
+  double power[kValues];  // exp(logit - largest) of this lane's experts
 
   __device__ Softmax(const Logits<kValues>& logits, int32_t experts) {
     float most = -INFINITY;
@@ -97,13 +97,13 @@ __device__ void score_all(const SelectParams& p, const Logits<kValues>& logits,
   }
 }
 
-// All lanes of a warp call it. `counts` are the CTA's.
+// Selects the experts of a token. All lanes of a warp must call it. `counts`: of the CTA, shared.
 template <int kValues>
 __device__ void select_token(const SelectParams& p, int64_t token, int32_t* counts) {
   const Logits<kValues> logits(p.logits + token * p.experts, p.experts);
   float scores[kValues];
   score_all(p, logits, scores);
-  uint32_t keys[kValues];  // 0: no such expert, or chosen already
+  uint32_t keys[kValues];  // 0: expert does not exist, or is chosen already
 #pragma unroll
   for (int i = 0; i < kValues; ++i) {
     const int32_t e = logits.expert(i);
@@ -119,7 +119,11 @@ __device__ void select_token(const SelectParams& p, int64_t token, int32_t* coun
     float best_score = 0;
 #pragma unroll
     for (int i = 0; i < kValues; ++i)
-      if (keys[i] > best_key) best_key = keys[i], best = logits.expert(i), best_score = scores[i];
+      if (keys[i] > best_key) {
+        best_key = keys[i];
+        best = logits.expert(i);
+        best_score = scores[i];
+      }
     const uint32_t top = __reduce_max_sync(~0u, best_key);
     const int32_t id =
         __reduce_min_sync(~0u, best_key == top ? best : std::numeric_limits<int32_t>::max());
@@ -130,7 +134,10 @@ __device__ void select_token(const SelectParams& p, int64_t token, int32_t* coun
       if (logits.expert(i) == id) keys[i] = 0;
 #pragma unroll
     for (int i = 0; i < kSlotsOfLane; ++i)
-      if (j == i * kWarp + lane_index()) my_id[i] = id, my_score[i] = score;
+      if (j == i * kWarp + lane_index()) {
+        my_id[i] = id;
+        my_score[i] = score;
+      }
   }
 #pragma unroll
   for (int i = 0; i < kSlotsOfLane; ++i) {
@@ -151,14 +158,14 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const __grid_constant_
   const int64_t last = min<int64_t>(first + kTokensOfWarp, p.tokens);
   for (int64_t token = first; token < last; ++token) select_token<kValues>(p, token, counts);
   __syncthreads();
-  // Integers: the order of CTAs does not show.
+  // Integer sums do not depend on the order of CTAs.
   for (int32_t e = threadIdx.x; e < p.experts; e += kThreads)
     if (counts[e] != 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(&p.counts[e]),
                 static_cast<unsigned long long>(counts[e]));
 }
 
-// A slot of the token per lane, or two. Lanes past k hold slots that count for nothing.
+// A slot of the token; a lane holds up to two. Slots from k on do not exist.
 struct Slot {
   int32_t id = 0;
   bool exists = false;
@@ -200,7 +207,7 @@ __global__ __launch_bounds__(kThreads) void select_backward_kernel(
   for (int i = 0; i < kValues; ++i)
     if (logits.expert(i) < p.experts)
       to[logits.expert(i)] = is_softmax ? softmax_dlogit(softmax.of_lane(i), 0, shift) : 0;
-  __syncwarp();  // the experts that were chosen are stored over that
+  __syncwarp();  // the chosen experts are stored over it below
 #pragma unroll
   for (const Slot& slot : slots) {
     if (!slot.exists) continue;
@@ -210,7 +217,7 @@ __global__ __launch_bounds__(kThreads) void select_backward_kernel(
   }
 }
 
-// Calls run with the number of logits that a lane holds.
+// Calls run(n) with the number n of logits per lane, as a compile-time constant.
 template <class Run>
 void with_values(int64_t experts, const Run& run) {
   const int64_t values = ceil_div<int64_t>(experts, kWarp);

@@ -1,4 +1,4 @@
-// The spec as loops, and the same over threads.
+// The spec as loops (ref), and the same loops over threads (cpu).
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -28,7 +28,7 @@ struct Softmax {
 
 double decay(float logit) { return std::exp(-std::abs(static_cast<double>(logit))); }
 
-// What a token's experts are ranked and weighted by.
+// Scores of a token's experts: `ranked` (with bias) chooses them, `scores` gives their weights.
 struct TokenScores {
   std::vector<float> scores, ranked;
 
@@ -82,7 +82,7 @@ void differentiate(const SelectBackwardArgs& args, int64_t token) {
   }
 }
 
-// Tokens that are worth a thread: about 100 microseconds of exponentials.
+// Tokens per range of work: about 100 microseconds of exponentials, enough to pay for a thread.
 int64_t grain_of(int64_t experts) { return max<int64_t>(8192 / experts, 1); }
 
 }  // namespace
@@ -129,7 +129,7 @@ void select(const SelectArgs& args, const Exec& exec) {
       for (int64_t j = 0; j < k; ++j) ++counts[ids[j]];
       token.weigh(args, t);
     }
-    // Integers: the order of threads does not show.
+    // Integer sums do not depend on the order of threads.
     for (int64_t e = 0; e < experts; ++e)
       if (counts[e] != 0) std::atomic_ref(args.counts.data[e]) += counts[e];
   });

@@ -1,5 +1,5 @@
-// The arithmetic of one token, in f64: from scores to weights, and from gradients of weights to
-// those of logits. Every backend computes its exponentials itself and shares this.
+// The arithmetic of one token in f64: scores to weights, and gradients of weights to gradients of
+// logits. All backends share it; each computes its own exponentials.
 #pragma once
 
 #include <limits>
@@ -8,11 +8,11 @@
 
 namespace moxie {
 
-// With z = exp(-|logit|), which never overflows.
+// z = exp(-|logit|), which never overflows.
 constexpr double sigmoid(float logit, double z) { return (logit < 0 ? z : 1) / (1 + z); }
 constexpr double sigmoid_slope(double z) { return z / ((1 + z) * (1 + z)); }
 
-// The least that scores are divided by. Sigmoids can all be 0, and a bias can choose experts whose
+// The smallest divisor of scores: sigmoids can all be 0, and a bias can choose experts whose
 // softmax is 0.
 inline constexpr double kLeastTotal = std::numeric_limits<float>::min();
 
@@ -22,7 +22,7 @@ constexpr float weight_of(double score, double total, const Weighting& how) {
   return static_cast<float>(score * how.scale);
 }
 
-// Of a token's slots: the sum of scores, and of dweight * score.
+// Sums over a token's slots, of score and of dweight * score.
 struct SlotSums {
   double total = 0, dot = 0;
 };
@@ -34,8 +34,8 @@ constexpr double dscore_of(double dweight, const SlotSums& sums, const Weighting
   return how.scale * (dweight - sums.dot / sums.total) / sums.total;
 }
 
-// The sum of dscore * score over the slots, which the gradient of a softmax subtracts from every
-// dscore. It is 0 where weights add up to a constant.
+// The sum of dscore * score over the slots, which the softmax gradient subtracts from every dscore.
+// It is 0 if the weights are normalized, as they then add up to a constant.
 constexpr double softmax_shift(const SlotSums& sums, const Weighting& how) {
   if (!how.normalize) return how.scale * sums.dot;
   if (sums.total < kLeastTotal) return how.scale * sums.dot / kLeastTotal;

@@ -1,4 +1,4 @@
-// Zeros for the bytes of a result that no tile writes.
+// Zeroes the bytes of a result that no tile writes.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@
 
 namespace moxie::cpu {
 
-// Zeros in columns [begin, end) of `rows` rows that are `end` bytes wide.
+// Zeroes columns [begin, end) of `rows` rows that are `end` bytes wide.
 inline void clear_columns(const Exec& exec, void* data, int64_t rows, int64_t begin, int64_t end) {
   if (begin == end) return;
   parallel_for(exec, rows, 256, [&](int64_t first, int64_t last) {
@@ -25,8 +25,8 @@ inline void clear_bytes(const Exec& exec, void* data, int64_t count) {
   });
 }
 
-// Rows that no group covers, what follows the last group of a colwise buffer, and all scales that
-// are not plain: their padding is scattered, and they are a 32nd of the elements or less.
+// Zeroes rows that no group covers, the end of a colwise buffer past its last group, and all scales
+// that are not plain: their padding is scattered, and they are at most 1/32 of the elements.
 inline void clear_rest(const Exec& exec, const QuantizedOut& out, Form form, const Panels& panels,
                        const Walk& walk) {
   const bool plain = out.layout == ScaleLayout::kPlain;

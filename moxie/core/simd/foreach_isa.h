@@ -4,10 +4,10 @@
 //   #include "moxie/core/simd/foreach_isa.h"                      // after every other header
 //   ... pick_isa(op, exec, MOXIE_EACH_ISA(swiglu_rows<bf16>))     // simd/pick_isa.h
 //
-// The body lands in moxie::cpu::baseline, ::avx2 and ::avx512, after the shared kernels of this
-// folder; without one there are only those. No .inc file includes anything, so that no inline
-// function of another header is built for AVX-512 and then chosen by the linker for a machine that
-// lacks it. What they define is static.
+// The body is compiled into moxie::cpu::baseline, ::avx2 and ::avx512, after the shared kernels of
+// this folder; MOXIE_ISA_BODY is optional. An .inc file must not include anything: an inline
+// function of a header would be compiled for AVX-512, and the linker could choose that copy for a
+// machine without it. All functions of an .inc file are static.
 #include <bit>
 #include <cstdint>
 #include <cstring>
@@ -44,8 +44,8 @@
 #pragma GCC pop_options
 #endif
 
-// base/isa.cc asks the machine for these sets, all of them. Left alone, compilers use half of a
-// 512-bit register.
+// base/isa.cc checks that the machine has all of these sets. prefer-vector-width: by default
+// compilers use only half of a 512-bit register.
 #if defined(__clang__)
 #pragma clang attribute push(                                                              \
     __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,prefer-vector-width=512"))), \

@@ -1,4 +1,4 @@
-// Which build of a kernel an Exec runs.
+// Picks the build of a kernel for an Exec's instruction set.
 #pragma once
 
 #include <cstddef>
@@ -18,13 +18,13 @@ constexpr const char* name(Isa isa) {
   return "?";
 }
 
-// Every op of this backend refuses a set the machine lacks, also where one build is all there is.
+// Refuses an instruction set that the machine lacks, also in ops that have only one build.
 inline void check_isa(std::string_view op, const Exec& exec) {
   MOXIE_CHECK(exec.isa <= best_isa(), op, ": this machine runs ", name(best_isa()),
               " at most, got isa ", name(exec.isa));
 }
 
-// The builds of one function, weakest set first: MOXIE_EACH_ISA(function) of simd/foreach_isa.h.
+// The arguments are the builds of one function, weakest set first: MOXIE_EACH_ISA(function).
 template <class Function, class... Stronger>
 Function* pick_isa(std::string_view op, const Exec& exec, Function* baseline,
                    Stronger*... stronger) {

@@ -1,5 +1,5 @@
-// Kernels read plain scales. Quads are plain ones in another order, and so are swizzled ones, of
-// 1 x 32 blocks; those of a tile are put in order first: then it is a small operand of its own.
+// CPU kernels read plain scales only. For other layouts, the scales of a tile are first copied in
+// plain order; the tile is then a small operand of its own.
 #pragma once
 
 #include "moxie/core/simd/tile.h"
@@ -12,11 +12,11 @@ struct TileCodes {
 };
 
 struct SourceTile {
-  Span span;  // of `in`
+  Span span;  // the tile in `in`
   Source in;
 };
 
-// in.place is that of scales in the layout. What is returned lasts as long as `codes`.
+// in.place is for scales in `layout`. The result is valid as long as `codes`.
 inline SourceTile with_plain_scales(const Span& tile, const Source& in, ScaleLayout layout,
                                     TileCodes& codes) {
   if (layout == ScaleLayout::kPlain) return {tile, in};

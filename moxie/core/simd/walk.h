@@ -1,4 +1,4 @@
-// Cuts the panels of x into tiles and spreads them over threads.
+// Cuts the panels of x into tiles and distributes them over threads.
 #pragma once
 
 #include <algorithm>
@@ -14,12 +14,12 @@ namespace moxie::cpu {
 
 struct WalkArgs {
   Panels panels;
-  int64_t alignment = 1;  // next_panel()'s
+  int64_t alignment = 1;  // as in next_panel()
   int64_t tile_rows = kTileRows;
   int64_t tile_cols = kTileCols;
 };
 
-// A tile, and the panel it is part of.
+// A tile and its panel.
 struct PanelSpan {
   const Panel* panel;
   Span span;
@@ -34,8 +34,8 @@ class Walk {
       panel = next_panel(args.panels, panel, args.alignment);
       covered_ = panel.begin + panel.rows;
       padded_ = panel.padded + round_up(panel.rows, args.alignment);
-      // Colwise groups lie side by side: a short first band puts the others at multiples of 128,
-      // where they fill cache lines.
+      // Colwise groups follow each other in one buffer: a short first band aligns the other bands
+      // to multiples of 128, so that they fill cache lines.
       const int64_t lead = args.panels.weights ? 0 : panel.padded % args.tile_rows / kUnit;
       panels_.push_back({panel, lead, units_});
       units_ += ceil_div<int64_t>(panel.rows, kUnit);
@@ -44,10 +44,10 @@ class Walk {
     strips_ = ceil_div(whole, args.tile_cols) + (whole < args.panels.cols);
   }
 
-  int64_t covered_rows() const { return covered_; }  // rows after these are in no group
-  int64_t padded_rows() const { return padded_; }    // end of the last panel, each padded
+  int64_t covered_rows() const { return covered_; }  // end of the last group
+  int64_t padded_rows() const { return padded_; }    // the same, with every panel padded
 
-  // f(tile, the one after it or null) for every tile; each range of work makes its own f = make().
+  // Calls f(tile, next tile or null) for every tile; each range of work has its own f = make().
   template <class Make>
   void run(const Exec& exec, const Make& make) const {
     const int64_t item = kUnit * min(args_.tile_cols, max<int64_t>(args_.panels.cols, 1));
@@ -64,19 +64,19 @@ class Walk {
   }
 
  private:
-  // Work is counted in items of 16 rows of a strip, so that neither one large group nor a thousand
-  // small ones end up in one thread.
+  // Work is counted in items of 16 rows of a strip, so that one large group as well as a thousand
+  // small ones are divided evenly over threads.
   static constexpr int64_t kUnit = 16;
   static constexpr int64_t kGrainElements = 1 << 16;  // some 20 microseconds
 
   struct Planned {
     Panel panel;
-    int64_t lead;   // units by which the first band is short
-    int64_t first;  // unit
+    int64_t lead;   // units by which the first band is shorter
+    int64_t first;  // first unit
   };
 
-  // A band of n units and s strips is n * s items, strip after strip: the tiles whose first item
-  // lies in [begin, end).
+  // Calls f for the tiles whose first item is in [begin, end). A band of n units and s strips has
+  // n * s items, strip by strip.
   template <class F>
   void for_each_tile(int64_t begin, int64_t end, const F& f) const {
     const int64_t band = args_.tile_rows / kUnit, unit = begin / strips_;

@@ -34,7 +34,7 @@ void split(const SplitArgs& args, const Exec& exec) {
     MOXIE_CHECK(terms.term[i] < kBf16Terms, "split_bf16: terms must be 0 to ", kBf16Terms - 1,
                 ", got ", int{terms.term[i]});
   check_shape("split_bf16", "out", args.out.shape, {x[0], terms.count * x[1]});
-  // On a CPU nothing calls it but tests: products there are in f64.
+  // On a CPU only tests call it: the router's products are in f64 there.
   dispatch(
       "split_bf16", exec, [&] { ref::split(args); },
       [&](auto stream) { cuda::split(args, stream); });

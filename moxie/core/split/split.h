@@ -1,10 +1,10 @@
-// split: f32 values as sums of bf16 terms, so that tensor cores multiply them and lose nothing.
+// split: f32 values as sums of bf16 terms, so that bf16 tensor cores multiply them without loss.
 //
-// The first term is the value rounded to bf16, each further one is what is left, rounded. Three
-// terms have 24 bits, so they add up to the value exactly if it is at least 2^-110, or 0; below
-// that bf16 has no room for the last bits, and the error is at most 2^-134. Infinity and NaN are
-// their first term, and 0 the others. A finite value beyond bf16's largest takes that as its first
-// term.
+// The first term is the value rounded to bf16; each further term is the remainder, rounded. Three
+// terms have 24 bits, so they add up to the value exactly if its magnitude is 0 or at least 2^-110;
+// below that, bf16 lacks the exponent range for the last bits, and the error is at most 2^-134.
+// Infinity and NaN have themselves as first term and 0 as the others. A finite value that rounds to
+// infinity takes bf16's largest finite value as its first term.
 #pragma once
 
 #include <array>
@@ -17,7 +17,7 @@
 namespace moxie {
 
 inline constexpr int kBf16Terms = 3;
-inline constexpr int kMaxSplitTerms = 6;
+inline constexpr int kMaxSplitTerms = 6;  // the six products of terms that reach f32's precision
 
 constexpr std::array<bf16, kBf16Terms> bf16_terms(float value) {
   constexpr uint16_t kInfinity = 0x7f80;
@@ -32,7 +32,7 @@ constexpr std::array<bf16, kBf16Terms> bf16_terms(float value) {
   return terms;
 }
 
-// Which terms, side by side: a product of split operands needs some of them more than once.
+// The terms to write, in order; a product of split operands needs some terms more than once.
 struct SplitTerms {
   std::array<uint8_t, kMaxSplitTerms> term{};  // 0 to kBf16Terms - 1
   int count = 0;
@@ -41,7 +41,7 @@ struct SplitTerms {
 struct SplitArgs {
   View<const float> x;  // [R, C]
   SplitTerms terms;
-  View<bf16> out;  // result, [R, count * C]: of each row, one term of all columns, then the next
+  View<bf16> out;  // result, [R, count * C]: a row has the first term of all columns, then the next
 };
 void split(const SplitArgs& args, const Exec& exec);
 

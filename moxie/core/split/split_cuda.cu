@@ -1,4 +1,4 @@
-// A thread takes one value, or four neighbours where every row begins at a multiple of 16 bytes.
+// A thread splits one value, or four neighbours if every row is aligned to 16 bytes.
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/split/backends.h"
 
@@ -35,7 +35,7 @@ __global__ __launch_bounds__(kThreads) void split_kernel(const __grid_constant__
 #pragma unroll
   for (int j = 0; j < kMaxSplitTerms; ++j) {
     if (j >= p.terms.count) break;
-    const int t = p.terms.term[j];  // picked by comparison: registers have no index
+    const int t = p.terms.term[j];  // chosen by comparison, as registers cannot be indexed
     *reinterpret_cast<Vector<bf16, kVector>*>(out + j * p.cols) = t == 0   ? terms[0]
                                                                   : t == 1 ? terms[1]
                                                                            : terms[2];

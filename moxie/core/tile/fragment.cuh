@@ -150,10 +150,12 @@ struct Fragment<e4m3> {
   uint32_t half[kFragment][kFragment / 2];
 
   __device__ void share_codes() {
-    const int first = lane_index() & ~3;  // of the four lanes
+    const int lane = lane_index(), first = lane & ~3;  // of the four lanes
     const uint32_t mine = loaded[0] | static_cast<uint32_t>(loaded[1]) << 16;
-#pragma unroll
-    for (int i = 0; i < kFragment / 2; ++i) code[i] = __shfl_sync(~0u, mine, first | i);
+    code[0] = __shfl_sync(~0u, mine, first);
+    code[1] = __shfl_sync(~0u, mine, first | 1);
+    code[2] = __shfl_sync(~0u, mine, first | 2);
+    code[3] = __shfl_sync(~0u, mine, lane | 3);
   }
   __device__ uint32_t code_of_row(int i) const { return (code[i / 2] >> (16 * (i % 2))) & 0xff; }
 
