@@ -1,5 +1,5 @@
-// Structs of small fields as one integer: what a graph carries in place of text. The integer is the
-// same in every process.
+// Packs structs of small fields into one integer, which a graph carries in place of text. The
+// integer is the same in every process.
 //
 // A struct lists its fields once, for both directions:
 //
@@ -19,7 +19,7 @@ namespace moxie::ops {
 
 inline constexpr int kBlockBits = 3;  // an index into kBlocks
 
-// How many values an enum has, where its bits could hold more: another is refused. 0: all.
+// The number of values of an enum, if its bits could hold more (unpack() refuses those); 0: all.
 template <class T>
 inline constexpr uint64_t kNumValues = 0;
 template <>
@@ -73,7 +73,7 @@ class BitReader {
     (*this)(of);
     block = present ? std::optional(of) : std::nullopt;
   }
-  // Every field held a value of its type, and nothing follows the last.
+  // Whether every field had a valid value and no bits are left.
   bool is_right() const { return is_right_ && value_ == 0; }
 
  private:

@@ -17,8 +17,9 @@ constexpr const char* kOp = "quantize";
 constexpr std::string_view kPattern = "re:";
 constexpr size_t kShown = 60;  // characters of a pattern in a message
 
-// regcomp() calls itself for each parenthesis, repeats what braces tell it to, and regexec() tries
-// every way to match a back-reference: a pattern could take the stack, all memory or all day.
+// Why a pattern is refused; nullptr: it is not. regcomp() recurses for each parenthesis and expands
+// braces, and regexec() tries every way to match a back-reference, so a pattern could exhaust the
+// stack, memory or time.
 const char* why_refused(std::string_view regex) {
   constexpr size_t kLongest = 1000;
   constexpr int kDeepest = 32;
@@ -78,7 +79,8 @@ struct Rule {
   bool matched = false;
 };
 
-// The rule for a name: an exact one first, then the first pattern. All that match count as used.
+// The rule for a name: an exact match first, then the first pattern. All matching rules count as
+// used.
 Rule* find_rule(std::vector<Rule>& rules, const std::string& name) {
   Rule* found = nullptr;
   for (Rule& rule : rules) {
@@ -89,7 +91,7 @@ Rule* find_rule(std::vector<Rule>& rules, const std::string& name) {
   return found;
 }
 
-// For an error: what could have been meant.
+// Lists names for an error message.
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t kShown = 8;
   std::string text;

@@ -5,12 +5,11 @@
 //
 // A key is the exact name of a module, or "re:" and an extended regular expression that must match
 // a whole name. An exact name wins over a pattern, an earlier pattern over a later one, and nullopt
-// leaves a module as it is. A key that matches nothing is an error, and then nothing has been
-// changed.
+// leaves a module as it is. A key that matches nothing is an error, and nothing is changed then.
 //
-// Only Moxie's own modules (MxLinear, GroupedExperts) can take a recipe. A torch::nn::Linear is
-// held by its owner as that type, so no other module can be put in its place: a key that names one
-// is refused.
+// Only Moxie's own modules (MxLinear, GroupedExperts) can take a recipe. The owner of a
+// torch::nn::Linear holds it by that type, so it cannot be replaced by another module: a key that
+// names one is refused.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -29,19 +28,19 @@ struct ModuleRecipe {
       : recipe(text), weight_cache(cached) {}
 
   std::string recipe;
-  std::optional<bool> weight_cache;  // absent: as it was
+  std::optional<bool> weight_cache;  // absent: unchanged
 };
 
 using NameToRecipe = std::vector<std::pair<std::string, std::optional<ModuleRecipe>>>;
 
 struct Converted {
   std::string name;    // of the module
-  std::string recipe;  // that it has now
+  std::string recipe;  // its recipe now
 };
 
 std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes);
 
-// Quantizes every cached weight of the model again: after each step of an optimizer.
+// Requantizes every cached weight of the model; call it after each optimizer step.
 void refresh(torch::nn::Module& model);
 
 }  // namespace moxie

@@ -1,4 +1,4 @@
-// Calls of ops through torch's dispatcher, each with the signature that its arguments have:
+// Calls ops through torch's dispatcher; the signature follows from the arguments:
 //
 //   dispatch<"moxie::top_k", at::Tensor>(scores, k);
 #pragma once
@@ -19,7 +19,7 @@ struct OpName {
   char value[kSize];
 };
 
-// As the dispatcher passes an argument: tensors by reference, everything else by value.
+// How the dispatcher passes an argument: tensors by reference, everything else by value.
 template <class T>
 using Passed = std::conditional_t<
     std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>>, const T&, T>;

@@ -11,7 +11,8 @@ namespace {
 class TorchThreads final : public Parallel {
  public:
   void run(int64_t count, int64_t grain, const Body& body) override {
-    // Over pieces of one grain: at::parallel_for may cut ranges a little shorter than its own.
+    // Iterates over pieces of one grain, because at::parallel_for may make ranges slightly shorter
+    // than its grain.
     const int64_t pieces = max<int64_t>(count / max<int64_t>(grain, 1), 1);
     const int64_t size = count / pieces;
     at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
@@ -31,7 +32,7 @@ DeviceScope::DeviceScope(c10::Device device) {
   }
   exec_ = {.backend = Backend::kCuda};
   if constexpr (kHasCuda) {
-    // Through torch's device interface, which needs none of the CUDA headers of torch.
+    // Uses torch's device interface, to avoid torch's CUDA headers.
     guard_.reset_device(device);
     exec_.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   }

@@ -1,5 +1,5 @@
-// Where an op runs: torch's own threads on a CPU, the current stream of the tensor's device on a
-// GPU.
+// Where an op runs: on a CPU, torch's own threads; on a GPU, the current stream of the tensor's
+// device.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -9,8 +9,8 @@
 
 namespace moxie::ops {
 
-// For as long as it lives, `device` is current and autograd does not record: the copies that an op
-// makes of its arguments are its own business.
+// RAII: makes `device` current and disables autograd, so that copies of arguments inside an op are
+// not recorded.
 class DeviceScope {
  public:
   explicit DeviceScope(c10::Device device);

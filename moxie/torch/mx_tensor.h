@@ -1,5 +1,5 @@
-// MxTensor: quantized activations that came from elsewhere (another rank, an earlier kernel), with
-// what is needed to use them. Python's MXTensor holds the same.
+// MxTensor: activations that the caller has quantized (received from another rank, made by an
+// earlier kernel), with what is needed to use them. Python's MXTensor holds the same.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,26 +15,27 @@ struct MxTensor {
   at::Tensor qdata;   // e4m3 [R, C]
   at::Tensor scale;   // e8m0, plain
   std::string block;  // rows x cols that share a scale
-  // What autograd sees: the shape and dtype of what was quantized, in one element of memory.
-  // Gradients reach it in that dtype; FP8 gets none. Require them of it where there was no to_mx().
+  // The tensor that autograd sees: shape and dtype of the original, backed by one element of
+  // memory. Gradients arrive here in that dtype, never in FP8. Without to_mx(), call
+  // requires_grad_() on it.
   at::Tensor proxy;
 
   at::ScalarType dtype() const { return proxy.scalar_type(); }
 
   static MxTensor from_qdata_and_scales(at::Tensor qdata, at::Tensor scale, at::ScalarType dtype,
                                         std::string_view block = "1x32");
-  // Differentiable: the gradient passes to x as it is.
+  // Differentiable: the gradient passes through to x unchanged.
   static MxTensor to_mx(const at::Tensor& x, std::string_view block = "1x32",
                         std::string_view rule = "rceil");
-  // Dtypes, devices and shapes of the parts; messages name op, rule and value.
+  // Checks dtypes, devices and shapes of the parts.
   void check(const char* op) const;
   at::Tensor dequantize() const;  // in dtype(); differentiable
 };
 
 namespace ops {
 
-// grouped_mm of an x that is quantized already, in a block that the recipe has for activations: it
-// is multiplied as it is, and wgrad requantizes it.
+// grouped_mm of a quantized x, whose block must be the recipe's block of activations: it is
+// multiplied as it is, and wgrad requantizes it.
 at::Tensor grouped_mm(const MxTensor& x, const at::Tensor& w, const GroupedMmOptions& options = {});
 
 }  // namespace ops

@@ -28,7 +28,8 @@ const Preset kPresets[] = {
     {"mxfp8_rceil_32x32", {.weights = {32, 32}}},
     {"mxfp8_rceil_128",
      {.activations = {1, 128}, .weights = {128, 128}, .wgrad_dy = {128, 1}, .wgrad_x = {128, 32}}},
-    // Tests only: one to take derivatives of, and one that every check of convergence must refuse.
+    // For tests: identity for gradcheck; broken_scales as a control that convergence checks must
+    // reject.
     {"identity", {.scaling = Scaling::kNone, .keeps_dtype = true}},
     {"broken_scales",
      {.activations = {1, 128},
@@ -77,7 +78,8 @@ void set_field(Recipe& recipe, std::string_view field, std::string_view text, st
   }
 }
 
-// The preset as it stands, and its fields when no block is scaled: those must not be changed.
+// Checks a recipe. Without block scaling, the fields that concern blocks must be those of the
+// preset.
 void check_recipe(const Recipe& recipe, const Recipe& preset, std::string_view op) {
   if (recipe.scaling != Scaling::kBlock) {
     const Recipe& a = recipe;

@@ -1,6 +1,5 @@
-// A recipe says how each operand of the three passes is quantized. Written as text it is the name
-// of a preset, or one with some fields changed: "mxfp8_rceil_128",
-// "mxfp8_rceil:rule=floor,out=float32".
+// A recipe says how each operand of the three passes is quantized. As text it is the name of a
+// preset, optionally with changed fields: "mxfp8_rceil_128", "mxfp8_rceil:rule=floor,out=float32".
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -17,7 +16,7 @@
 namespace moxie::ops {
 
 enum class Scaling : uint8_t {
-  kNone,  // operands as they are: the bf16 recipe, and `identity`, which tests take derivatives of
+  kNone,  // no quantization: the bf16 recipe, and `identity`, for gradcheck
   kRow,   // one power-of-two f32 scale per row, or per column of a group
   kBlock,
 };
@@ -25,26 +24,26 @@ enum class Scaling : uint8_t {
 enum class Wgrad : uint8_t { kQuantized, kHighPrecision };
 
 enum class Kernels : uint8_t {
-  kAuto,      // the fastest ones of the device that compute the recipe
-  kEmulated,  // decode, then the device's own bf16 product
+  kAuto,      // the fastest kernels of the device that support the recipe
+  kEmulated,  // decode, then the device's bf16 GEMM
 };
 
 struct Recipe {
   Scaling scaling = Scaling::kBlock;
   ScaleRule rule = ScaleRule::kRceil;
   Block activations = {1, 32};  // x and dy, contracted over columns
-  Block weights = {1, 32};      // as forward contracts it; see weights_t()
+  Block weights = {1, 32};      // w in forward; in dgrad: weights_t()
   Block wgrad_dy = {32, 1};     // dy and x, contracted over rows
   Block wgrad_x = {32, 1};
   Wgrad wgrad = Wgrad::kQuantized;
   Kernels kernels = Kernels::kAuto;
-  bool keeps_dtype = false;                          // identity: any dtype, double too
+  bool keeps_dtype = false;                          // identity: any dtype, also f64
   bool scales_too_small = false;                     // broken_scales: by one power of two
-  std::optional<at::ScalarType> out = std::nullopt;  // of y; as x if absent
+  std::optional<at::ScalarType> out = std::nullopt;  // dtype of y; absent: that of x
 
   bool operator==(const Recipe&) const = default;
 
-  // What a graph carries of a recipe; pack() and unpack() of bits.h.
+  // For pack() and unpack() (bits.h): the integer that a graph carries.
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
     f(self.scaling, 2);
@@ -64,8 +63,8 @@ struct Recipe {
 
   bool quantizes() const { return scaling != Scaling::kNone; }
   bool quantizes_wgrad() const { return quantizes() && wgrad == Wgrad::kQuantized; }
-  // The block of w as dgrad contracts it: a block that is one row tall turns with the contraction,
-  // any other serves both passes.
+  // The block of w in dgrad: a block one row tall is transposed with the contraction; any other
+  // block serves both passes.
   Block weights_t() const { return weights.rows == 1 ? Block{weights.cols, 1} : weights; }
 
   enum class Out : uint8_t { kAsX, kBf16, kF32 };  // `out`, as it is packed
@@ -85,16 +84,16 @@ inline constexpr uint64_t kNumValues<Scaling> = 3;
 template <>
 inline constexpr uint64_t kNumValues<Recipe::Out> = 3;
 
-// Throws Error with the op, the rule and the value for a name, field or combination that is none.
-// A public call parses its recipe once, where it enters.
+// Throws Error for an unknown name or field, or an invalid combination. A public call parses its
+// recipe once, where it enters.
 Recipe parse_recipe(std::string_view text, std::string_view op);
 
-// Every field in words; parse_recipe() of it gives the recipe back.
+// Every field as text; parse_recipe() restores the recipe from it.
 std::string to_text(const Recipe& recipe);
 
 std::vector<std::string> recipe_names();
 
-// How many texts this process has parsed: tests count them.
+// The number of recipes that this process has parsed, for tests.
 int64_t recipes_parsed();
 
 }  // namespace moxie::ops

@@ -1,8 +1,10 @@
-// What quantization loses, as numbers that stay on the device until somebody reads them:
+// Statistics of quantization errors. They stay on the device until they are read:
 //
-//   at::Tensor total = at::zeros({6, 5}, at::kDouble);            // one row per operand,
-//   kStatsParts y = moxie::ops::grouped_mm(x, w, {.offs = offs, .stats = total});   // backward
-//   adds dy's moxie::sqnr(total)                                            // dB, [6]
+// clang-format off
+//   at::Tensor total = at::zeros({6, 5}, at::kDouble);   // one row per operand, see kStatsParts
+//   y = moxie::ops::grouped_mm(x, w, {.offs = offs, .stats = total});  // backward adds dy's rows
+//   moxie::sqnr(total)                                   // dB, [6]
+// clang-format on
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,17 +13,16 @@
 
 namespace moxie {
 
-// Of one operand: the energy of its values and of their errors, how many elements became 0, how
-// many were clipped at 448, how many there are. Each adds up over calls.
+// The statistics of an operand: the energy of its values and of their errors, the number of
+// elements that became 0, that were clipped at 448, and in all. Each is a sum over calls.
 inline constexpr std::array kStats = {"signal", "noise", "flushed", "clipped", "count"};
 
-// The operands of a product: those of forward, the transposed forms that wgrad and dgrad contract,
-// and the gradient, for dgrad and for wgrad.
+// The operands of a linear: x and w in forward, x in wgrad, w in dgrad, and dy in dgrad and wgrad.
 inline constexpr std::array kStatsParts = {"x", "w", "x_t", "w_t", "dy", "dy_t"};
 
 inline constexpr int64_t kNumStats = kStats.size(), kNumStatsParts = kStatsParts.size();
 
-// Signal to noise in dB: [.., 5] -> [..], on the device. Infinite where nothing is lost.
+// Signal-to-noise ratio in dB: [.., 5] -> [..], on the device. Infinite if nothing is lost.
 at::Tensor sqnr(const at::Tensor& stats);
 
 }  // namespace moxie

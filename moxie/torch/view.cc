@@ -13,8 +13,8 @@ std::string dtype_name(at::ScalarType dtype) {
 
 namespace {
 
-// sym_eq().expect_true(): a guard where sizes are traced, a run-time assertion where nothing is
-// known of them, and a plain comparison in eager mode.
+// sym_eq().expect_true(): a guard for traced sizes, a run-time assertion for unbacked sizes, and a
+// plain comparison in eager mode.
 bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
@@ -43,7 +43,7 @@ std::string text(const SymShape& shape) {
   return out.str();
 }
 
-// None where a tensor belongs arrives as a tensor that is not there.
+// A None argument arrives as an undefined tensor.
 void check_given(const Input& input) {
   TORCH_CHECK_TYPE(input.tensor.defined(), input.op, ": ", input.name,
                    " must be a tensor, got None");
@@ -130,7 +130,7 @@ void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf&
     const bool possible = other != ScaleLayout::kQuads || k_of(of.block, of.form) == kQuadBlock;
     if (other == said.layout || !possible || !has_shape(scale.tensor, shape_in(other))) continue;
     hint << ", which has the shape of " << name(other) << " scales";
-    // Then they may be what was said all the same.
+    // The scales may still have the layout that the caller named.
     if (said.layout == ScaleLayout::kSwizzled && other == ScaleLayout::kPlain && of.offs)
       hint << ", or of " << name(said.layout) << " ones that were made without offs";
     else
@@ -150,7 +150,7 @@ void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {
 }
 
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs) {
-  // Only whether there are offs matters to the check.
+  // The check only asks whether there are offs.
   static constexpr int32_t kSomeOffs = 0;
   Panels panels{};
   panels.offs = offs ? &kSomeOffs : nullptr;
@@ -200,7 +200,7 @@ void check_out(const char* op, const Results& results, const std::vector<Tensor>
     TORCH_CHECK_VALUE(!out[i].is_inference() || c10::InferenceMode::is_enabled(), op, ": ",
                       results[i].name,
                       " is an inference tensor and can be written in inference mode only");
-    // Inductor refuses to write e8m0 tensors inside a graph; bytes it can.
+    // Inductor cannot write e8m0 tensors inside a graph, but it can write bytes.
     const bool as_bytes =
         results[i].dtype == at::kFloat8_e8m0fnu && out[i].scalar_type() == at::kByte;
     TORCH_CHECK_TYPE(out[i].scalar_type() == results[i].dtype || as_bytes, op, ": ",
@@ -290,7 +290,7 @@ FloatView float_view(const Tensor& tensor) {
 
 namespace {
 
-// The core's messages begin with the name of its own function, which several ops may share.
+// Replaces the name at the start of a core message, the core's function, by the name of the op.
 std::string under_name(const char* op, std::string_view message) {
   const size_t colon = message.find(": ");
   const bool has_name = colon != message.npos;

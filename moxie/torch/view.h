@@ -1,5 +1,5 @@
 // at::Tensor -> View, and the checks that the core cannot make: dtype, device, contiguity. Messages
-// name the op as the user called it. A wrong dtype is a TypeError in Python, anything else a
+// name the op that the user called. A wrong dtype is a TypeError in Python, anything else a
 // ValueError.
 #pragma once
 
@@ -23,13 +23,13 @@ using OptionalTensor = std::optional<at::Tensor>;
 using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
 using SymShape = BasicShape<c10::SymInt>;
 
-// A tensor as a pass takes it. Without a scale it is in high precision and in its natural order.
+// An operand of a pass. Without a scale it is in high precision and in its natural order.
 struct Quantized {
   Tensor data;
   OptionalTensor scale;
 };
 
-// How tokens [T, D] become rows [R, D]: what route says. Absent: they are rows already.
+// How tokens [T, D] become rows [R, D] (the result of route). Absent: they are rows already.
 struct Permutation {
   OptionalTensor slot_of = std::nullopt, row_of = std::nullopt;
   int64_t top_k = 1;
@@ -37,7 +37,7 @@ struct Permutation {
 
 // ---- arguments -------------------------------------------------------------------------------
 
-// An argument with the names that messages use.
+// An argument with its names for messages.
 struct Input {
   const char* op;
   const char* name;
@@ -49,14 +49,14 @@ std::string dtype_name(at::ScalarType dtype);  // as Python writes it
 void check_float(const Input& input);  // bf16 or f32
 void check_e4m3(const Input& input);   // qdata
 void check_e8m0(const Input& input);   // scale
-// e8m0, its bytes (as a weight cache under inductor has them), or f32 where rows are scaled.
+// e8m0, its bytes (in a weight cache under inductor), or f32 for Scaling::kRow.
 void check_scale(const Input& scale, Scaling scaling);
 void check_int32(const Input& input);  // [G]: offs, starts
 void check_matrix_or_stack(const Input& input);
 void check_device(const Input& input, const Tensor& like);
 void check_shape(const Input& input, const SymShape& expected);
-// The layout of scales that an op reads, and the argument that says it. Their shape does not
-// always: of tokens without offs, 1x32 and 32x1 have the same in both where no side needs padding.
+// The layout of scales that an op reads, and the argument that names it. The shape does not always
+// tell: without offs and padding, plain and swizzled scales of 1x32 or 32x1 have the same shape.
 struct LayoutArg {
   const char* name;
   ScaleLayout layout;
@@ -69,9 +69,9 @@ struct ScaleOf {
 };
 void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf& of);
 
-// offs, with x on the same device. Their contents are the core's to check.
+// Checks dtype, shape and device of offs. The core checks their values.
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);
-// What check_operand_block() can say before there is a shape of plain integers.
+// The part of check_operand_block() that does not need a shape, for symbolic sizes.
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs);
 
 SymShape sym_shape(const Tensor& tensor);  // of up to three dims
@@ -90,25 +90,26 @@ struct Result {
 using Results = std::vector<Result>;
 
 std::vector<Tensor> allocate(const Results& results, const Tensor& like);
-// The tensors of an `out` overload: exactly what allocate() would have made, sharing no memory.
+// Checks the tensors of an `out` overload: they must be as allocate() would make them, and must not
+// share memory.
 void check_out(const char* op, const Results& results, const std::vector<Tensor>& out,
                std::initializer_list<OptionalTensor> inputs);
-// Autograd counts the writes to a tensor; the core writes behind its back.
+// Tells autograd's version counter that the core has written these tensors.
 void mark_written(const std::vector<Tensor>& out);
 
 // ---- views -----------------------------------------------------------------------------------
 
-// Row-major, copied if need be. FP8 is copied as bytes, which torch can do on every device.
+// Returns a contiguous tensor, copied if needed. FP8 is copied as bytes, which works on every
+// device.
 Tensor dense(const Tensor& tensor);
 OptionalTensor dense(const OptionalTensor& tensor);
-// The same, and beginning at a multiple of so many bytes: TMA and torch's kernels load 16 at a
-// time.
+// The same, aligned to `bytes`: TMA and torch's kernels load 16 at a time.
 Tensor aligned(const Tensor& tensor, size_t bytes = 16);
 bool is_aligned(const Tensor& tensor, size_t bytes = 16);
 
 Shape shape_of(const Tensor& tensor);
 
-// Of dense tensors; their dtype was checked.
+// Views of dense tensors; the dtype must have been checked.
 template <class T>
 View<const T> const_view(const Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), shape_of(tensor)};
@@ -126,7 +127,7 @@ FloatView float_view(const Tensor& tensor);
 [[noreturn]] void rethrow(const char* op, const Error& error);        // a ValueError in Python
 [[noreturn]] void rethrow(const char* op, const DeviceError& error);  // a RuntimeError
 
-// Runs body; what the core throws becomes torch's exception, under the name of this op.
+// Runs body and converts the core's exceptions to torch's, under the name of this op.
 template <class Body>
 auto with_op(const char* op, Body&& body) {
   try {

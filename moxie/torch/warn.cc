@@ -6,8 +6,9 @@
 namespace moxie::ops {
 namespace {
 
-// This library links no Python: a C++ program has none. Inside Python its functions are there to be
-// found. torch itself turns C++ warnings into Python's for its own functions, not for custom ops.
+// Finds a function of the Python C API in the running process; nullptr in a C++ program. The
+// library does not link Python. torch turns C++ warnings into Python's only for its own functions,
+// not for custom ops.
 template <class Function>
 Function* find(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));

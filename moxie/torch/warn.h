@@ -1,12 +1,11 @@
-// A warning to whoever runs the program: Python's `warnings` where there is Python, torch's
-// elsewhere.
+// Warnings for the user: Python's `warnings` if the process runs Python, else torch's.
 #pragma once
 
 #include <string>
 
 namespace moxie::ops {
 
-// Where Python's filters make an error of it, throws.
+// Throws if Python's filters turn the warning into an error.
 void warn(const std::string& message);
 
 }  // namespace moxie::ops

@@ -1,6 +1,6 @@
-// w quantized once per optimizer step: the four tensors that grouped_mm takes as quantized_w.
-// Nothing is refreshed behind the caller's back (docs/RECIPES.md says why): call refresh() after
-// each change of w.
+// Caches the quantized w for one optimizer step: the four tensors that grouped_mm takes as
+// quantized_w. The cache is never refreshed automatically (docs/RECIPES.md says why): call
+// refresh() after each change of w.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ class WeightCache {
   std::array<at::Tensor, 4> tensors_;  // qdata, scale, qdata_t, scale_t
 };
 
-// torch's C++ optimizers have no hooks: this steps one of them and then refreshes the caches of the
-// weights it has changed.
+// Steps an optimizer and refreshes the caches of the weights that it changed, because torch's C++
+// optimizers have no hooks.
 //
 //   moxie::step(optimizer, caches);
 template <class Optimizer>

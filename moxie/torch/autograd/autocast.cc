@@ -1,5 +1,5 @@
-// Under autocast activations take its dtype, as for torch's own products. Weights are left alone:
-// they are quantized from the dtype they have, and a detour through bf16 would only lose bits.
+// Autocast kernels: activations are cast to autocast's dtype, as for torch's own matmuls. Weights
+// are not cast: they are quantized from their own dtype, and a cast to bf16 would only lose bits.
 #include <ATen/autocast_mode.h>
 #include <torch/library.h>
 
@@ -42,7 +42,7 @@ Tensor grouped_mm_stats_autocast(const Tensor& x, const Tensor& w, const Tensor&
       grouped_mm_options(offs, recipe, bias, dtype, quantized_w, main_grad));
 }
 
-// There is nothing to cast, but the result has the dtype that it would have.
+// An x that is quantized already is not cast, but the result has autocast's dtype.
 template <c10::DeviceType kDevice>
 Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor& scale,
                               const Tensor& w, const OptionalTensor& offs, std::string_view block,
@@ -59,8 +59,8 @@ Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor
                          main_grad));
 }
 
-// A token's rows are added up in the dtype that x had before: where they are permuted, the node
-// casts.
+// If x is permuted inside the node, the node casts it, because a token's gradient rows are summed
+// in the original dtype of x.
 template <c10::DeviceType kDevice>
 Tensor cast_unless_permuted(const Tensor& x, ExpertMlpOptions& options) {
   if (!options.slot_of) return cast<kDevice>(x);

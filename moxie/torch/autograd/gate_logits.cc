@@ -1,4 +1,4 @@
-// gate_logits keeps x as it is for backward, not its f32 copy, which is twice as large.
+// The node of gate_logits. It saves x in its own dtype, not the f32 copy, which is twice as large.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/node.h"

@@ -1,5 +1,5 @@
-// grouped_mm: quantize, multiply, and keep for backward what backward reads: x in FP8, colwise, and
-// the form of w that dgrad contracts.
+// The node of grouped_mm: quantizes, multiplies, and saves what backward reads: x in FP8, colwise,
+// and the form of w that dgrad contracts.
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
@@ -14,7 +14,7 @@ using torch::autograd::variable_list;
 
 constexpr const char* kOp = "grouped_mm";
 
-// Positions of the arguments of apply(), which the gradients follow.
+// Positions of the arguments of apply(); gradients are returned in the same order.
 enum Argument : size_t { kX, kW, kBias, kMainGrad, kCall, kArguments };
 
 struct Call {
@@ -30,8 +30,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const auto& [plan, args] = *call;
     LinearStep step = linear_forward(plan, args);
     variable_list saved = {args.offs.value_or(Tensor())};
-    // Not as a saved variable: it is written between forward and backward, and hooks may copy
-    // those.
+    // Not a saved variable: those must not be written between forward and backward, and hooks may
+    // copy them.
     if (main_grad) ctx->saved_data["main_grad"] = *main_grad;
     pack_saved(saved, step.saved);
     ctx->save_for_backward(saved);
@@ -55,7 +55,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     auto& data = ctx->saved_data;
     const Plan plan = unpack<Plan>(data["plan"].toInt(), kOp);
     const LinearSaved operands = unpack_saved(saved, 1);
-    // What forward did not keep was not wanted then and cannot be had now.
+    // Only gradients that were needed at forward: the others' operands were not saved.
     const LinearGrads result = linear_backward(plan, {.dy = dy,
                                                       .saved = operands,
                                                       .offs = offs,
@@ -77,7 +77,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
 
 enum class Autograd : bool { kNo, kYes };
 
-// Without autograd (inference mode) nothing is kept.
+// kAutograd says whether a node is recorded; without (inference mode), nothing is saved.
 template <Autograd kAutograd>
 Tensor multiply(std::string_view text, const LinearArgs& args, const OptionalTensor& main_grad) {
   const Recipe recipe = parse_recipe(text, kOp);

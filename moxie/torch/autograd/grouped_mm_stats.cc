@@ -1,6 +1,6 @@
-// grouped_mm that adds up what quantization loses of its operands (stats.h): forward those of x and
-// w, backward those of dy. It is made of other ops, so every device, autograd and torch.compile
-// take it as they take those.
+// grouped_mm that also adds up the quantization error of its operands (stats.h): of x and w in
+// forward, of dy in backward. It is composed of other ops, so it works with every device, autograd
+// and torch.compile.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/node.h"

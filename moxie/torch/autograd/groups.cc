@@ -1,5 +1,5 @@
-// pad_groups and unpad_groups move rows, so their gradients are the same moves in reverse. Rows
-// that no group covers get no gradient: they are not part of any result.
+// Nodes of pad_groups and unpad_groups. Both move rows, so their gradients move rows back. Rows
+// that no group covers get a zero gradient: no result depends on them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
@@ -17,7 +17,7 @@ using at::Tensor;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// FP8 is not differentiable: autograd would round gradients to it.
+// FP8 is not differentiable, because autograd would round gradients to FP8.
 bool is_differentiable(const Tensor& tensor) {
   return at::isFloatingType(tensor.scalar_type()) && tensor.element_size() > 1;
 }
@@ -49,8 +49,8 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
     return ops::unpad_groups(padded, offs, starts, num_rows);
   }
 
-  // pad_groups cannot do it: `starts` may come from any alignment. Each row of dx goes to the row
-  // of padded it came from, found without the host reading offs.
+  // pad_groups cannot compute this gradient, because `starts` may come from any alignment. Each row
+  // of dx is scattered to the row of `padded` it came from, without reading offs on the host.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &dx = grads[0], &offs = saved[0], &starts = saved[1];
@@ -61,7 +61,7 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
     const Tensor nearest = group.clamp_max(offs.sym_size(0) - 1);
     const Tensor first =
         at::where(nearest > 0, offs.index_select(0, (nearest - 1).clamp_min(0)), 0);
-    // Rows of no group go to one row more, which is then dropped.
+    // Rows of no group go to one extra row, which is dropped afterwards.
     const Tensor to = at::where(covered, starts.index_select(0, nearest) + row - first, padded_rows)
                           .clamp(0, padded_rows);  // malformed offs must not lead out of bounds
     const Tensor dpadded = dx.new_zeros_symint({padded_rows + 1, dx.sym_size(1)});

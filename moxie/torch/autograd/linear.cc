@@ -40,7 +40,7 @@ void check_main_grad(const Recipe& recipe, const WeightArgs& args) {
                     main_grad.sym_strides());
 }
 
-// Where the host can read them.
+// Checks the values of offs, if the host can read them.
 void check_ends(const char* op, const OptionalTensor& offs, const Tensor& x, int64_t top_k) {
   check_offs(op, offs, x);
   if (!offs || !offs->is_cpu() || is_traced(*offs)) return;
@@ -100,8 +100,8 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
                    .needs_dw = needs.dw};
   if (needs.main_grad) {
     problem.dw = needs.main_grad->scalar_type();
-    // A traced sum is a step of its own: inductor takes no op that writes one argument while
-    // another is e8m0.
+    // In a traced graph the addition is a separate op, because inductor rejects an op that mutates
+    // one argument while another is e8m0.
     problem.adds_to_main_grad = !is_traced(args.x);
   }
   if (args.mx) problem.quantized_x = parse_block(args.mx->block, "x", "block");

@@ -1,5 +1,5 @@
-// One grouped linear inside an autograd node: y = x w^T, and its gradients. FP8 stays inside the
-// node: autograd would round gradients to it.
+// One grouped linear inside an autograd node: y = x w^T and its gradients. FP8 tensors never leave
+// the node, because autograd would round gradients to FP8.
 #pragma once
 
 #include "moxie/torch/autograd/node.h"
@@ -14,20 +14,20 @@ struct LinearArgs {
   OptionalTensor bias = std::nullopt;
   OptionalTensors quantized_w = std::nullopt;  // the four tensors of quantize_weights
   std::optional<at::ScalarType> dtype = std::nullopt;
-  const MxTensor* mx = nullptr;  // x as it came quantized; then x is its proxy
-  // x as an op fused with what made it quantized it, in the forms of need_of_x(); then x only has
-  // its rows and its dtype.
+  const MxTensor* mx = nullptr;  // x, if the caller quantized it; `x` is then its proxy
+  // x, if a fused op has quantized it, in the forms of need_of_x(); `x` then only gives the number
+  // of rows and the dtype.
   const QuantizedForms* forms = nullptr;
-  int64_t top_k = 1;  // rows that each of x stands for, where it is yet to be permuted
+  int64_t top_k = 1;  // rows per row of x, if x is tokens that are still to be permuted
 };
 
-// What a call keeps for backward, and where it adds dw.
+// Which gradients a call needs, and where dw is added.
 struct LinearNeeds {
   bool dx = false, dw = false;
   OptionalTensor main_grad = std::nullopt;
 };
 
-// What messages call the op and its arguments.
+// Names of the op and its arguments in messages.
 struct LinearNames {
   const char* op;
   const char* w = "w";
@@ -35,7 +35,7 @@ struct LinearNames {
   const char* main_grad = "main_grad";
 };
 
-// What belongs to one weight.
+// The arguments that concern one weight.
 struct WeightArgs {
   LinearNames names;
   const Tensor& w;
@@ -43,18 +43,18 @@ struct WeightArgs {
   const OptionalTensor& main_grad;
 };
 
-// Refuse, under the names of the caller, what an op inside would refuse under its own, or only
-// backward would.
+// Checks under the caller's names, so that errors do not come from an inner op, or only in
+// backward.
 void check_weight(const Recipe& recipe, const WeightArgs& args);
 void check_linear(const Recipe& recipe, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad);
 
-// What decides about this linear; x and w were checked.
+// The inputs of the plan of this linear; x and w must have been checked.
 PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNeeds& needs);
-// Completes a plan with what the tensors of quantized_w say, and refuses those that do not fit it.
+// Sets the plan's fields that depend on quantized_w, and refuses tensors that do not fit the plan.
 void take_quantized_w(Plan& plan, const WeightArgs& args);
 
-// What backward needs: x as plan.kept_x says, and the form of w that dgrad contracts.
+// Saved for backward: x in the form plan.kept_x, and the form of w that dgrad contracts.
 struct LinearSaved {
   Quantized x, w_t;
 };
@@ -77,12 +77,12 @@ struct LinearGradArgs {
 };
 
 struct LinearGrads {
-  Tensor dx, dw;  // undefined where not needed; dw too where it went into main_grad
+  Tensor dx, dw;  // undefined if not needed; dw also if it was added to main_grad
 };
 
 LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args);
 
-// The two gradients on their own, of operands that are made already.
+// The two gradients separately, from operands that are quantized already.
 Need need_of_dy(bool needs_dx, bool needs_dw);
 Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
                     const OptionalTensor& offs, at::ScalarType dtype);
@@ -93,10 +93,11 @@ struct WgradArgs {
   const OptionalTensor& main_grad;
   at::ScalarType w_dtype;
 };
-// Undefined where it was added to main_grad.
+// Returns an undefined tensor if dw was added to main_grad.
 Tensor linear_wgrad(const Plan& plan, const WgradArgs& args);
 
-// A node keeps what it saves in order: pack_saved() appends, unpack_saved() takes from the front.
+// Conversion to and from a node's list of saved variables: pack_saved() appends, unpack_saved()
+// reads from position `first`.
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved);
 LinearSaved unpack_saved(const torch::autograd::variable_list& list, size_t first);
 inline constexpr size_t kLinearSavedCount = 4;
@@ -104,7 +105,7 @@ inline constexpr size_t kLinearSavedCount = 4;
 inline bool wants_grad(const Tensor& tensor) {
   return tensor.requires_grad() && c10::GradMode::is_enabled();
 }
-// A tensor that a node keeps beside its saved variables.
+// Finds a tensor in a node's saved_data, which is separate from its saved variables.
 template <class Data>
 OptionalTensor find_tensor(const Data& data, const char* name) {
   const auto found = data.find(name);

@@ -1,4 +1,4 @@
-// What the nodes share.
+// Helpers that all autograd nodes share.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -10,33 +10,34 @@
 
 namespace moxie::ops {
 
-// What forward saved. Every backward asks first: under checkpointing this runs forward again, with
-// autograd.
+// The variables that forward saved. Every backward calls this first, because under checkpointing it
+// reruns forward, with autograd enabled.
 inline torch::autograd::variable_list saved_for_backward(torch::autograd::AutogradContext* ctx,
                                                          const char* op) {
   TORCH_CHECK(!c10::GradMode::is_enabled(), op, ": a second derivative is not implemented");
   return ctx->get_saved_variables();
 }
 
-// Whether it stands for a tensor of a graph that is being recorded, under torch.compile or export.
+// Whether the tensor belongs to a graph that is being traced, by torch.compile or export.
 inline bool is_traced(const at::Tensor& tensor) {
   const auto keys = tensor.unsafeGetTensorImpl()->key_set();
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
 }
 
-// Whether a graph may own what it saves now alone. Hooks may keep it, or hand out something else.
+// Whether saved tensors are owned by the graph alone. Saved-tensor hooks may keep references or
+// replace the tensors.
 inline bool saves_without_hooks() { return !at::SavedTensorDefaultHooks::get_hooks(); }
 
-// Gives the memory of tensors that backward has used back before the node ends: the graph would
-// hold them until then.
+// Frees saved tensors as soon as backward has used them; the graph would hold them until the node
+// ends.
 class SavedMemory {
  public:
-  // without_hooks: what saves_without_hooks() said when they were saved.
+  // without_hooks: result of saves_without_hooks() when the tensors were saved.
   explicit SavedMemory(bool without_hooks)
       : may_release_(without_hooks && !torch::autograd::get_current_graph_task_keep_graph()) {}
 
   bool may_release() const { return may_release_; }
-  // Frees it where nothing else can see it: then the graph and `saved` are its owners.
+  // Frees the tensor if it has no owners except the graph and `saved`.
   void release(at::Tensor& saved) const {
     if (may_release_ && saved.defined() && !is_traced(saved) && saved.use_count() == 2 &&
         saved.has_storage() && saved.storage().use_count() == 1)
@@ -48,7 +49,7 @@ class SavedMemory {
   bool may_release_;
 };
 
-// The arguments of grouped_mm in the order of its schema, as options.
+// Converts the arguments of grouped_mm, in the order of its schema, to options.
 inline GroupedMmOptions grouped_mm_options(const OptionalTensor& offs, std::string_view recipe,
                                            const OptionalTensor& bias,
                                            std::optional<at::ScalarType> dtype,

@@ -1,4 +1,4 @@
-// What quantization loses of the operands of a product (stats.h), in the order of kStatsParts.
+// Quantization errors of the operands of a GEMM (stats.h), in the order of kStatsParts.
 #pragma once
 
 #include "moxie/torch/ops.h"
@@ -7,9 +7,9 @@ namespace moxie::ops {
 
 using at::Tensor;
 
-inline constexpr int64_t kForwardParts = 4;  // of kStatsParts; those of dy follow
+inline constexpr int64_t kForwardParts = 4;  // the first of kStatsParts; those of dy follow
 
-// x as forward contracts it and as wgrad does: the same tensor, unless wgrad's has weights.
+// x of forward and x of wgrad (x_t): the same tensor, unless routing weights are applied for wgrad.
 struct ForwardParts {
   const Tensor &x, &x_t, &w;
 };

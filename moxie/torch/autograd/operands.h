@@ -1,4 +1,4 @@
-// The operands of the three passes, made from x, w and dy as the plan of a call says.
+// Quantizes x, w and dy to the operands of the three passes, as the call's plan says.
 #pragma once
 
 #include "moxie/torch/mx_tensor.h"
@@ -11,7 +11,7 @@ struct QuantizedForms {
   Quantized colwise;  // contracted over rows, stored transposed
 };
 
-// What is quantized, and as what.
+// Which forms are wanted, and by which plan.
 struct FormsWanted {
   const Plan& plan;
   const OptionalTensor& offs;
@@ -22,13 +22,13 @@ struct FormsWanted {
 // x or dy [R, C]
 QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x);
 
-// The routing weights of rows; both absent where rows have none.
+// The routing weights of rows; both absent if rows have none.
 struct RoutingWeights {
   OptionalTensor weights = std::nullopt;  // [T, k]
   OptionalTensor slot_of = std::nullopt;  // [R]
 };
-// The forms of what swiglu, swiglu_backward and permute give: in one op with it where the plan has
-// such an op, else one after the other.
+// Quantize the result of swiglu, swiglu_backward or permute: in one fused op if the plan fuses,
+// else in two ops.
 QuantizedForms quantize_swiglu(const FormsWanted& wanted, const Tensor& h,
                                const RoutingWeights& by_row);
 struct SwigluGrads {
@@ -42,8 +42,8 @@ QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,
 // w [G, N, K]
 QuantizedForms quantize_weights(const Plan& plan, const Tensor& w, Need need);
 
-// The operands of an x that came quantized, in any block that replicated scales turn into that of
-// the recipe: what forward reads, and what wgrad reads (of its qdata and scale, which were kept).
+// For an x that the caller has quantized, with the recipe's block or one whose scales can be
+// replicated to it: the operand of forward, and that of wgrad (from the saved qdata and scale).
 void check_quantized_x(const Recipe& recipe, const char* op, const MxTensor& x);
 Quantized rowwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs);
 Quantized colwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs);

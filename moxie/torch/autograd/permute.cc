@@ -1,5 +1,6 @@
-// permute copies rows, so its gradient sums them; unpermute's gradient copies them back, weighted,
-// and that of its weights is a dot product per slot. Indices and, in permute, weights get none.
+// Nodes of permute and unpermute. permute copies rows, so its gradient sums them. unpermute's
+// gradient copies rows back, weighted; the gradient of its weights is a dot product per slot.
+// Indices are not differentiable, nor are the weights of permute.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/node.h"
@@ -54,7 +55,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     const Tensor dx = grads[0].to(ctx->saved_data["dtype"].toScalarType());
     const c10::SymInt tokens = dx.sym_size(0);
-    // Without weights the number of slots per token is in the sizes alone.
+    // Without weights, the number of slots per token follows from the sizes.
     const int64_t top_k = weights ? weights->sym_size(1).guard_int(__FILE__, __LINE__)
                                   : (ctx->saved_data["num_rows"].toSymInt() / tokens.max(1))
                                         .guard_int(__FILE__, __LINE__);
@@ -72,8 +73,8 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 Tensor permute_autograd(const Tensor& x, const Tensor& slot_of, const Tensor& row_of, int64_t top_k,
                         const OptionalTensor& weights) {
-  // Not where nothing is recorded: while a graph is traced, unpermute's backward comes here with
-  // the weights that are inputs of that graph.
+  // Refused only if autograd records: while a graph is traced, unpermute's backward calls permute
+  // with weights that require gradients as inputs of that graph.
   const bool recorded = c10::GradMode::is_enabled();
   TORCH_CHECK_VALUE(!weights || !weights->requires_grad() || !recorded,
                     "permute: weights get no gradient here and must not require one; weigh in "

@@ -1,4 +1,4 @@
-// select_experts keeps logits and ids: scores are computed again in backward.
+// The node of select_experts. It saves logits and ids; backward recomputes the scores.
 #include "moxie/torch/ops/select_experts.h"
 
 #include <torch/library.h>

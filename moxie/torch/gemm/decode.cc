@@ -1,5 +1,4 @@
-// FP8 operands, decoded for a product in high precision: the whole operand, or on a CPU panel by
-// panel.
+// Decodes FP8 operands for a GEMM in high precision: the whole operand, or panel by panel on a CPU.
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/mm.h>
@@ -12,14 +11,14 @@
 namespace moxie::ops {
 namespace {
 
-// In its natural order.
+// Decodes a whole operand, in its natural order.
 Tensor decode_whole(const PassArgs& args, const Quantized& operand, FormAndBlock as) {
   if (!operand.scale) return operand.data;
-  // A GPU's product sums bf16 in f32, so f32 results need no wider operands there.
+  // On a GPU, bf16 GEMMs accumulate in f32, so f32 results do not need f32 operands.
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
   const bool stack = operand.data.dim() == 3, by_row = args.recipe().scaling == Scaling::kRow;
   const OptionalTensor offs = stack ? std::nullopt : args.offs;
-  // The scales of a weight cache are bytes.
+  // A weight cache stores its scales as bytes.
   const Tensor scale = by_row ? *operand.scale : operand.scale->view(at::kFloat8_e8m0fnu);
   return dequantize({.op = name(args.pass),
                      .form = as.form,
@@ -33,12 +32,12 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, FormAndBlock
                      .scaling = args.recipe().scaling});
 }
 
-// Rows of either operand that are decoded at a time. 1024 rows of 1024 to 8192 are 2 to 16 MB in
-// bf16, what a core's caches hold or nearly; each is multiplied with about as many, so decoding is
-// one operation in about a thousand.
+// Rows of an operand that are decoded at once. 1024 rows of 1024 to 8192 columns are 2 to 16 MB in
+// bf16, about the size of the caches. Each row is multiplied with about 1024 others, so decoding is
+// about one operation in a thousand.
 constexpr int64_t kPanelRows = 1024;
 
-// An operand of which one panel at a time is decoded.
+// An operand that is decoded one panel at a time.
 class Panelled {
  public:
   Panelled(const Quantized& operand, FormAndBlock as, at::ScalarType dtype)
@@ -53,7 +52,7 @@ class Panelled {
 
   struct Range {
     int64_t matrix, first_outer, outers, first_k, ks;
-    int64_t live_ks;  // the rest of them is padding, whatever it holds
+    int64_t live_ks;  // the rest of ks is padding and may hold anything
   };
   Tensor decode(const Range& range, const Exec& exec) {
     const int64_t count = range.outers * range.ks;
@@ -76,11 +75,11 @@ class Panelled {
   at::ScalarType dtype_;
 };
 
-// out[i, j] = a[i] . b[j] over [first_k, first_k + ks): i counts rows from first_a, j all of b.
-// Rows of out behind those may be overwritten.
+// out[i, j] = a[i] . b[j] over [first_k, first_k + ks), for rows i of a from first_a on and all
+// rows j of b. Rows of out past them may be overwritten.
 struct PanelProduct {
   int64_t matrix, first_a, rows, first_k, ks, live_ks;
-  OptionalTensor bias;  // [all of b]
+  OptionalTensor bias;  // [rows of b]
   bool add;
 };
 
@@ -123,7 +122,7 @@ Tensor multiply_by_panels(const PassArgs& args) {
                        .first_a = 0,
                        .rows = a.outer(),
                        .first_k = panel.padded,
-                       // No further than the padding, which fills a block along k.
+                       // At most into the padding, which fills a block along k.
                        .ks = round_up(panel.rows, ragged_step(args.dtype)),
                        .live_ks = panel.rows,
                        .bias = {},

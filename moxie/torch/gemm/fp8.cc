@@ -1,4 +1,4 @@
-// The passes on FP8 tensor cores.
+// The passes on FP8 tensor cores: Moxie's Hopper kernel, and torch's scaled grouped GEMMs.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/_scaled_grouped_mm.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -20,17 +20,18 @@
 namespace moxie::ops {
 namespace {
 
-constexpr size_t kScaleBytes = 4;  // four scales of a quad, or one f32, are one load
+constexpr size_t kScaleBytes = 4;  // alignment: a load reads a quad of scales, or one f32
 
 Quantized aligned(const Quantized& operand) {
   return {ops::aligned(operand.data), ops::aligned(*operand.scale, kScaleBytes)};
 }
 
-// Plain scales [.., outer, k] as [.., k / 4 * outer, 4]: of an MXTensor, of weights that were
-// quantized on a CPU, of a recipe whose wgrad has other blocks, or of a caller who knows no better.
+// Converts plain scales [.., outer, k] to quads [.., k / 4 * outer, 4]. Needed for an MXTensor, for
+// weights quantized on a CPU, for a recipe with other blocks in wgrad, and for scales from a
+// caller.
 Tensor in_quads(const Tensor& plain) {
   const int64_t k = plain.size(-1), padded = round_up<int64_t>(k, kQuad);
-  if (k == kQuad) return plain;  // they are
+  if (k == kQuad) return plain;  // the same bytes
   const Tensor codes = at::constant_pad_nd(plain.view(at::kByte), {0, padded - k});
   return codes.unflatten(-1, {padded / kQuad, kQuad})
       .transpose(-3, -2)
@@ -39,7 +40,7 @@ Tensor in_quads(const Tensor& plain) {
       .view(at::kFloat8_e8m0fnu);
 }
 
-// An operand of Hopper's kernel. `of` is dense, and holds what the operand views.
+// An operand of the Hopper kernel. `of` must be dense; it owns the memory that the operand views.
 GemmOperand sm90_operand(const PassArgs& args, FormAndBlock as, Quantized& of) {
   ScaleLayout layout = args.layout_of(of);
   if (layout == ScaleLayout::kPlain && k_of(as.block, as.form) == kQuadBlock) {
@@ -67,7 +68,7 @@ Tensor multiply_sm90(const PassArgs& args) {
                scope.exec());
     return out;
   }
-  // The kernel stores 16 bytes at a time: a gradient that begins elsewhere gets a sum of its own.
+  // The kernel stores 16 bytes at a time. An unaligned gradient is added to in a second step.
   const bool adds = args.add_to && is_aligned(*args.add_to);
   const Tensor out = adds || !args.add_to ? args.allocate() : at::empty_like(*args.add_to);
   grouped_wgrad({.a = a_operand,
@@ -83,7 +84,7 @@ Tensor multiply_sm90(const PassArgs& args) {
 
 namespace {
 
-// 1 where a row of a colwise buffer of so many rows is a group's, 0 where it pads one or none.
+// Mask over `count` rows of a colwise buffer: 1 for rows of a group, 0 for padding and unused rows.
 Tensor rows_of_groups(const PassArgs& args, const Tensor& offs, int64_t alignment, int64_t count,
                       const Exec& exec) {
   const Tensor ones = at::ones({args.num_rows, 1}, offs.options().dtype(at::kByte));
@@ -101,8 +102,8 @@ Tensor rows_of_groups(const PassArgs& args, const Tensor& offs, int64_t alignmen
   return at::constant_pad_nd(padded.flatten(), {0, count - padded.size(0)});
 }
 
-// Both operands of wgrad with zeros in the padding, which torch's kernels multiply like any row.
-// They are copies: the buffers are the caller's.
+// Zeroes the padding in both operands of wgrad, because torch's kernels multiply it like other
+// rows. Works on copies, because the buffers belong to the caller.
 void clear_padding(const PassArgs& args, Quantized& a, Quantized& b, const Tensor& offs,
                    int64_t alignment, const Exec& exec) {
   const Tensor live = rows_of_groups(args, offs, alignment, a.data.size(1), exec);
@@ -115,9 +116,9 @@ Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& ends) {
   return at::where((rows > 0).view({-1, 1, 1}), dw, at::zeros({}, dw.options()));
 }
 
-// torch's grouped product of dense operands with scales as it takes them, and then what it leaves
-// as it found it: rows that no group covers, and dw of groups without rows. row_block: what the
-// rows of a group are padded to where they are contracted.
+// torch's grouped GEMM for dense operands with scales in its layout. Afterwards writes what torch
+// leaves unwritten: rows that no group covers, and dw of empty groups. row_block: the padding of a
+// group's rows in wgrad.
 Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t row_block) {
   const DeviceScope scope(a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
@@ -128,8 +129,8 @@ Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t
       args.offs || wgrad ? ends_for_torch(args, offs, alignment, scope.exec()) : offs;
   if (wgrad && args.padding == Padding::kAnything)
     clear_padding(args, a, b, offs, alignment, scope.exec());
-  // Fast accumulation would leave the sums of a whole contraction to Hopper's tensor cores, which
-  // keep fewer bits of them than f32 has.
+  // No fast accumulation: it would keep the sums of a whole contraction in Hopper's tensor cores,
+  // which have fewer bits than f32.
   const Tensor out = at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends,
                                             /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16,
                                             /*use_fast_accum=*/false);
@@ -146,7 +147,7 @@ Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t
 Tensor multiply_sm90_rows(const PassArgs& args) {
   Quantized a = aligned(args.a), b = aligned(args.b);
   if (args.pass == Pass::kWgrad) {
-    // [G, columns]: torch wants the scales of all groups in one dimension.
+    // [G, columns]: torch expects the scales of all groups in one dimension.
     a.scale = a.scale->flatten();
     b.scale = b.scale->flatten();
   }
@@ -155,7 +156,7 @@ Tensor multiply_sm90_rows(const PassArgs& args) {
 
 Tensor multiply_sm100(const PassArgs& args) {
   Quantized a = aligned(args.a), b = aligned(args.b);
-  // The scales of a weight cache are bytes.
+  // A weight cache stores its scales as bytes.
   a.scale = a.scale->view(at::kFloat8_e8m0fnu);
   b.scale = b.scale->view(at::kFloat8_e8m0fnu);
   return multiply_by_torch(args, a, b, args.recipe().wgrad_x.rows);

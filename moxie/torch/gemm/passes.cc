@@ -1,5 +1,5 @@
-// The three passes as ops over quantized operands, each twice: for users, with a recipe as text,
-// and for nodes, with the plan that the node made (`quantized`).
+// The three passes as ops over quantized operands. Each exists twice: for users, with a recipe as
+// text, and for nodes, with the node's plan as an integer (overload `quantized`).
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/multiply.h"
@@ -18,7 +18,7 @@ struct Request {
   OptionalTensor offs;
   OptionalTensor bias = std::nullopt;
   OptionalDtype dtype = std::nullopt;
-  // A node multiplies what its quantizers have made; who calls a pass may have written anything.
+  // Nodes multiply what their quantizers wrote, with zero padding; other callers may pass anything.
   Padding padding = Padding::kZeros;
 };
 
@@ -39,7 +39,8 @@ c10::SymInt rows_of(const Tensor& tokens) {
   return tokens.dim() == 2 ? tokens.sym_size(0) : c10::SymInt(0);
 }
 
-// The tensors that the operands are forms of: tokens [R, C] twice, or tokens and weights; and w.
+// Shapes of the tensors that the operands are forms of: tokens [R, C] and tokens, or tokens and
+// weights.
 struct Natural {
   SymShape a, b;
   SymShape w;  // [G, N, K]
@@ -84,7 +85,7 @@ at::ScalarType result_dtype(const Request& request, const Recipe& recipe) {
   return recipe.keeps_dtype ? dtype : high_precision(dtype, request.op);
 }
 
-// add_to: the dtype of the gradient that wgrad adds to.
+// add_to: the dtype of the gradient that wgrad adds to, if any.
 PassPlan plan_of(const Request& request, const Recipe& recipe,
                  const std::optional<std::string_view>& layout, OptionalDtype add_to = {}) {
   check_dims(request);
@@ -122,7 +123,7 @@ PassPlan plan_of(const Request& request, const Recipe& recipe,
   return plan;
 }
 
-// One operand against the shape of the tensor that it is a form of.
+// Checks one operand against the shape of the tensor that it is a form of.
 struct OperandCheck {
   const char *op, *name, *scale_name;
   const Quantized& operand;
@@ -183,7 +184,7 @@ void check_sizes(const Request& request, const Natural& shapes, const Recipe& re
   check_shape(bias, request.bias->dim() == 2 ? SymShape(w[0], w[1]) : SymShape(w[1]));
 }
 
-// A plan that did not come from these arguments must not lead a kernel astray.
+// Checks that a plan from outside fits these arguments, so that it cannot mislead a kernel.
 void check_plan(const Request& request, const PassPlan& plan) {
   const bool in_fp8 = request.a.scale && request.b.scale;
   const bool by_row = plan.recipe.scaling == Scaling::kRow;
@@ -194,7 +195,7 @@ void check_plan(const Request& request, const PassPlan& plan) {
                     name(plan.kernel));
 }
 
-// The shape of the result.
+// Checks a request and returns the shape of its result.
 SymShape check(const Request& request, const PassPlan& plan) {
   const auto& [op, pass, a, b, num_rows, offs, bias, dtype, padding] = request;
   const Recipe& recipe = plan.recipe;

@@ -1,4 +1,4 @@
-// Both forms of w as a recipe wants them: what a weight cache holds.
+// quantize_weights: both forms of w as a recipe needs them, the content of a weight cache.
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/plan/specs.h"
 
@@ -17,7 +17,7 @@ Recipe checked_recipe(const Tensor& w, std::string_view text) {
   return recipe;
 }
 
-// In the layout of the device at hand.
+// Uses the scale layout of the device of w.
 Four quantize_weights(const Tensor& w, std::string_view text) {
   return with_op(kOp, [&] {
     const Recipe recipe = checked_recipe(w, text);
@@ -26,7 +26,7 @@ Four quantize_weights(const Tensor& w, std::string_view text) {
   });
 }
 
-// In the layout of its tensors, where the device reads either.
+// Uses the scale layout of the given tensors, if the device can read it.
 void quantize_weights_out(const Tensor& w, std::string_view text, const Tensor& qdata,
                           const Tensor& scale, const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kOp, [&] {

@@ -1,10 +1,10 @@
-// What a router ranks experts by: x weight^T in f32, whatever the dtype of both; and its gradients.
+// gate_logits: a router's logits, x weight^T in f32 for any dtypes, and its gradients.
 //
-// On a GPU, bf16 x is multiplied by tensor cores as it is, with f32 sums. What is in f32 beside it,
-// the weight or the gradient of the logits, becomes three bf16 terms that add up to it
-// (core/split), stacked so that all terms are one product. No setting of torch changes the result:
-// bf16 products have no TF32, and a sum that cuBLAS splits is kept in the dtype of the result,
-// which is f32.
+// On a GPU, bf16 x is multiplied on tensor cores with f32 accumulation. An f32 factor (the weight,
+// or the gradient of the logits) is split into three bf16 terms that add up to it (core/split),
+// stacked so that all terms are one GEMM. No setting of torch changes the result: TF32 does not
+// apply to bf16 GEMMs, and split-K partial sums of cuBLAS have the dtype of the result, which is
+// f32.
 #include <ATen/Context.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -19,13 +19,13 @@ namespace {
 
 constexpr const char* kOp = "gate_logits";
 constexpr int64_t kTerms = 3;
-// A product of two split operands: the pairs of terms (i, j) with i + j <= 2. The others would add
-// at most 2^-22 of the product, which is rounded to bf16. The first three of the left ones are the
-// operand itself.
+// The product of two split operands: the pairs of terms (i, j) with i + j <= 2. The other pairs
+// would add at most 2^-22 of the product, which is rounded to bf16. The first three left terms are
+// all terms of the left operand, in order.
 constexpr std::array<int64_t, 6> kLeftTerms = {0, 1, 2, 0, 0, 1};
 constexpr std::array<int64_t, 6> kRightTerms = {0, 0, 0, 1, 2, 1};
 
-// Double is for tests that take derivatives.
+// f64 is accepted for gradcheck.
 void check_values(const Input& input) {
   if (input.tensor.scalar_type() != at::kDouble) check_float(input);
   TORCH_CHECK_VALUE(input.tensor.dim() == 2, input.op, ": ", input.name, " must be a matrix, got ",
@@ -36,8 +36,8 @@ at::ScalarType dtype_of_logits(at::ScalarType x) {
   return x == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Around every product here. Products of f32 x are f32's own, whatever allow_tf32 says; the guard
-// is this thread's alone.
+// Scope of every GEMM here: f32 GEMMs are exact f32, whatever allow_tf32 says. The guard affects
+// this thread only.
 struct ProductScope {
   explicit ProductScope(const Tensor& x) : device(x.device()) {}
   DeviceScope device;
@@ -50,7 +50,7 @@ bool on_tensor_cores(const Tensor& tensor, at::ScalarType x) {
   return tensor.is_cuda() && x == at::kBFloat16;
 }
 
-// weight [E, D] as bf16 terms below each other, [terms * E, D].
+// The bf16 terms of weight [E, D], stacked: [terms * E, D].
 Tensor stacked_terms(const Tensor& weight, at::IntArrayRef terms) {
   const Tensor wide = weight.to(at::kFloat).reshape({1, -1});
   const auto rows = static_cast<int64_t>(terms.size()) * weight.size(0);
@@ -59,19 +59,19 @@ Tensor stacked_terms(const Tensor& weight, at::IntArrayRef terms) {
 
 Tensor logits_of_bf16(const Tensor& x, const Tensor& weight) {
   if (weight.scalar_type() == at::kBFloat16) return at::mm(x, aligned(weight).t(), at::kFloat);
-  // Terms of the weight are more columns of one product: x is read once.
+  // The terms of the weight are additional columns of one GEMM, so that x is read once.
   const Tensor terms = stacked_terms(weight, {0, 1, 2});
   return at::mm(x, terms.t(), at::kFloat).view({x.size(0), kTerms, weight.size(0)}).sum(1);
 }
 
-// dlogits times weight, from the terms of dlogits; they are as many as those of the weight.
+// dlogits * weight, from the terms of dlogits, which must be as many as those of the weight.
 Tensor dx_of_bf16(const Tensor& terms, const Tensor& weight) {
   const Tensor right = weight.scalar_type() == at::kBFloat16 ? weight.repeat({kTerms, 1})
                                                              : stacked_terms(weight, kRightTerms);
-  // A product with a bf16 result has bf16 partial sums where cuBLAS splits the contraction and
-  // torch allows it (allow_bf16_reduced_precision_reduction, which is on unless a user says
-  // otherwise). It splits where a result has too few tiles to fill the GPU, so those are f32 first.
-  // Larger ones contract at most 6 * 1024 in one piece, and are rounded once on their way out.
+  // A GEMM with a bf16 result has bf16 partial sums if cuBLAS splits K and torch allows it
+  // (allow_bf16_reduced_precision_reduction, on by default). cuBLAS splits K if the result has too
+  // few tiles to fill the GPU, so small results are computed in f32. Larger ones contract at most
+  // 6 * 1024 in one piece, and are rounded once.
   constexpr int64_t kManyElements = int64_t{1} << 23;  // 4 tiles of 128 x 128 for each of 128 SMs
   if (terms.size(0) * weight.size(1) < kManyElements)
     return at::mm(terms, right, at::kFloat).to(at::kBFloat16);
@@ -93,15 +93,15 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
     if (x.is_meta()) return allocate({{"logits", dtype, shape}}, x)[0];
     const ProductScope scope(x);
     if (on_tensor_cores(x, x.scalar_type())) return logits_of_bf16(aligned(x), weight);
-    // The order of a CPU's sums depends on where a row is among the others. In f64 that is too
-    // little to be seen in f32, so a token is routed alike wherever it stands.
+    // On a CPU, the order of summation depends on a row's position. In f64 the difference does not
+    // reach f32, so that routing does not depend on the position of a token.
     const auto wide = x.is_cpu() ? at::kDouble : dtype;
-    // A GPU's product has other sums for operands that begin elsewhere.
+    // On a GPU, the order of summation depends on the alignment of the operands.
     return at::linear(aligned(x.to(wide)), aligned(weight.to(wide))).to(dtype);
   });
 }
 
-// dx, if x_dtype says which, and the gradient of the weight, if there is x.
+// Returns dx, if x_dtype is given, and the gradient of the weight, if x is given.
 std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor& weight,
                                             const OptionalTensor& x,
                                             std::optional<at::ScalarType> x_dtype) {
@@ -122,7 +122,7 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
     if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype)) {
       const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
       const at::IntArrayRef all = kLeftTerms;
-      // Not three columns of six: cuBLAS may add up operands of another stride in another order.
+      // Not a slice of all six terms: cuBLAS may sum operands with another stride in another order.
       const Tensor three = terms_of(dlogits, all.slice(0, kTerms));
       if (x_dtype)
         grads.push_back(dx_of_bf16(weight_is_split ? terms_of(dlogits, all) : three, weight));

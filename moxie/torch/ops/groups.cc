@@ -19,7 +19,7 @@ void check_alignment(const char* op, int64_t alignment) {
                     kMaxAlignment, ", got ", alignment);
 }
 
-// Before anything of this size is allocated.
+// Checks a size before anything of that size is allocated.
 void check_count(const char* op, const char* what, const c10::SymInt& rows) {
   TORCH_CHECK_VALUE(
       rows.sym_ge(0).expect_true(__FILE__, __LINE__) &&
@@ -27,7 +27,7 @@ void check_count(const char* op, const char* what, const c10::SymInt& rows) {
       op, ": ", what, " must not be negative and fit the int32 of offs, got ", rows);
 }
 
-// A row is bytes to the core, so every dtype works the same.
+// The core sees rows as bytes, so that every dtype works the same.
 Shape byte_shape(const Tensor& tensor) {
   return {tensor.size(0), tensor.size(1) * tensor.element_size()};
 }

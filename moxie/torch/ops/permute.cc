@@ -10,7 +10,7 @@
 namespace moxie::ops {
 namespace {
 
-// Double is for tests that take derivatives: torch's own ops do it.
+// f64 is accepted for gradcheck and computed with torch's own ops.
 bool is_double(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
 
 void check_values(const Input& input) {

@@ -19,7 +19,7 @@ Results results_of(const char* op, const Tensor& x, const OptionalTensor& offs,
   return forms_results({op, sym_shape(x), offs, spec});
 }
 
-// As if every scale had been chosen one power of two too small: the top of each block clips.
+// Makes every scale one power of two too small, so that the top of each block saturates.
 void make_scales_too_small(const std::vector<Tensor>& out) {
   for (size_t i = 0; i < out.size(); i += 2) {
     const Tensor& data = out[i];
@@ -124,7 +124,7 @@ using Text = std::string_view;
 using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// One form: rowwise or colwise.
+// Parses the arguments of an op with one form, rowwise or colwise.
 template <Form kForm>
 QuantizeSpec parse_form_of(Text block, Text rule, Text layout) {
   if constexpr (kForm == Form::kRowwise) return parse_forms(kRowwiseOp, {block, {}, rule, layout});

@@ -1,5 +1,5 @@
-// The quantizers as functions of types: what an op does once its text is parsed or its integer is
-// unpacked. On Meta tensors they check and allocate, no more.
+// The quantizers, with types instead of text: ops call them after parsing their text or unpacking
+// their integer. On Meta tensors they only check and allocate.
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"
@@ -8,13 +8,13 @@
 
 namespace moxie::ops {
 
-// The forms that a quantizer makes of a tensor, and how. One integer in a graph (bits.h).
+// Which forms a quantizer makes of a tensor, and how. One integer in a graph (bits.h).
 struct QuantizeSpec {
-  Scaling scaling = Scaling::kBlock;  // or kRow, where a form's block says only that it is wanted
+  Scaling scaling = Scaling::kBlock;  // or kRow: a form's block then only says that it is wanted
   std::optional<Block> rowwise = std::nullopt, colwise = std::nullopt;
   ScaleRule rule = ScaleRule::kRceil;
   ScaleLayout layout = ScaleLayout::kPlain;
-  bool scales_too_small = false;  // of the recipe broken_scales
+  bool scales_too_small = false;  // for the recipe broken_scales
 
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
@@ -45,10 +45,10 @@ struct RequantizeSpec {
   }
 };
 
-// The scales of tokens that came quantized.
+// The scales of tokens that the caller has quantized.
 struct TokenScaleSpec {
   Block block;         // 1x32 or 1x128, of the scales that are read
-  ScaleLayout layout;  // plain, or swizzled where they are put in that order
+  ScaleLayout layout;  // plain, or swizzled if they are to be swizzled
 
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
@@ -57,20 +57,20 @@ struct TokenScaleSpec {
   }
 };
 
-// What is quantized, with the names that messages use.
+// The input of a quantizer, with the names for messages.
 struct FormsArgs {
   const char* op;
-  SymShape x;  // of what is quantized: it need not be in memory
+  SymShape x;  // shape of what is quantized, which need not be in memory
   const OptionalTensor& offs;
   const QuantizeSpec& spec;
 };
 
-// Checks all that can be checked without data, and says what comes back: qdata and scale, qdata_t
-// and scale_t, of the forms asked for. Every overload and every device goes through here, Meta too,
-// so the shapes that are traced are the shapes that run.
+// Checks everything that does not depend on data, and returns the results' shapes: qdata and scale,
+// qdata_t and scale_t, for the requested forms. Every overload and device (Meta too) calls this, so
+// that traced shapes equal real shapes.
 Results forms_results(const FormsArgs& args);
 
-// The same tensors as the core takes them; offs are dense.
+// Converts the results to the core's type; offs must be dense.
 QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
                        const std::vector<Tensor>& out);
 
@@ -80,7 +80,7 @@ std::vector<Tensor> quantize(const char* op, const Tensor& x, const OptionalTens
 void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
                    const QuantizeSpec& spec, const std::vector<Tensor>& out);
 
-// The blocks of an op that is given them as text; an argument is called block where there is one.
+// The blocks of an op as text; if there is only one, its argument is called `block`.
 struct QuantizeText {
   std::optional<std::string_view> rowwise, colwise;
   std::string_view rule, layout;

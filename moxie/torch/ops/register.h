@@ -1,5 +1,5 @@
-// One function per family of ops registers it, under the names of schema.cc, for every device: it
-// looks at the device of its arguments, and on Meta returns before there is anything to compute.
+// One function per family registers its ops, under the names of schema.cc, for every device. An op
+// looks at the device of its arguments; on Meta it returns after checking and allocating.
 #pragma once
 
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// The routing weights of rows, as SwiGLU's ops take them.
+// Routing weights of rows, for the SwiGLU ops.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -8,7 +8,7 @@
 
 namespace moxie::ops {
 
-// weights [T, k], f32 (f64 beside f64), one for each row of h; slot_of int32 [R].
+// Checks weights [T, k], f32 (f64 if h is f64), one per row of h, and slot_of, int32 [R].
 inline void check_row_weights(const char* op, const Tensor& weights, const Tensor& slot_of,
                               const Tensor& h) {
   const auto dtype = h.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -31,7 +31,7 @@ inline Result weight_gradient_of(const Tensor& weights) {
   return {"dweights", weights.scalar_type(), sym_shape(weights)};
 }
 
-// The tensors that views of weights point into.
+// Owns the tensors that the views of weights point into.
 struct DenseRowWeights {
   Tensor weights, slot_of;
 

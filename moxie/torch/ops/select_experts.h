@@ -1,5 +1,5 @@
-// What a router makes of its logits (core/select). In f64, which tests take derivatives of, torch's
-// own ops compute it.
+// From a router's logits to experts and weights (core/select). f64, for gradcheck, is computed with
+// torch's own ops.
 #pragma once
 
 #include "moxie/core/select/select.h"
@@ -12,7 +12,7 @@ inline Weighting weighting_of(bool sigmoid, bool normalize, double scale) {
       .score = sigmoid ? Score::kSigmoid : Score::kSoftmax, .normalize = normalize, .scale = scale};
 }
 
-// [T, k] of logits [T, E], made of differentiable ops.
+// The weights [T, k] of logits [T, E], composed of differentiable ops.
 Tensor composite_weights(const Tensor& logits, const Tensor& ids, const Weighting& how);
 
 }  // namespace moxie::ops

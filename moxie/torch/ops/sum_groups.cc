@@ -27,7 +27,7 @@ Tensor sum_on_cpu(const Tensor& x, const OptionalTensor& offs, const Tensor& out
 
 Tensor sum_groups(const Tensor& x, const OptionalTensor& offs) {
   return with_op(kOp, [&] {
-    // Double too, for tests that take derivatives.
+    // f64 is accepted for gradcheck.
     if (x.scalar_type() != at::kDouble) check_float({kOp, "x", x});
     TORCH_CHECK_VALUE(x.dim() == 2, kOp, ": x must be [rows, cols], got ", x.dim(), " dims");
     check_offs(kOp, offs, x);
@@ -38,7 +38,7 @@ Tensor sum_groups(const Tensor& x, const OptionalTensor& offs) {
     const DeviceScope scope(x.device());
     const OptionalTensor ends = dense(offs);
     if (x.is_cpu()) return sum_on_cpu(x, ends, out);
-    // x transposed times a column of ones.
+    // A wgrad with a column of ones: x^T 1.
     const Tensor rows = dense(x), ones = at::ones({x.size(0), 1}, x.options());
     product({.pass = Pass::kWgrad,
              .a = const_float_view(rows),

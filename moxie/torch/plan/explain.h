@@ -1,4 +1,4 @@
-// What a call would do, in words: the plan of a grouped linear, for people.
+// The plan of a grouped linear in words, for users:
 //
 //   std::cout << moxie::ops::explain({.recipe = "mxfp8_rceil_128", .n = 2048, .k = 7168});
 #pragma once
@@ -28,7 +28,7 @@ struct ExplainedPass {
   Pass pass;
   std::string kernel;  // "sm90", or "decode, torch._grouped_mm"
   std::string a, b;    // operands: "x e4m3 1x128 quads", or "x bf16"
-  std::string reason;  // why no faster kernel; empty on the fastest
+  std::string reason;  // why the kernel is not a faster one; empty if it is the fastest
 };
 
 struct Explanation {

@@ -20,7 +20,7 @@ bool pretends(c10::Device device) {
   return device.is_cuda() || pretended_on.load() == PretendOn::kEveryDevice;
 }
 
-// 0 on a CPU.
+// Compute capability, major * 10 + minor; 0 on a CPU.
 int capability_of(c10::Device device) {
   if (pretends(device)) return pretended.load();
   return device.is_cuda() ? compute_capability(device.index()) : 0;
@@ -28,7 +28,7 @@ int capability_of(c10::Device device) {
 
 int64_t value(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
-// Under torch.compile nothing may be known of the number of rows; then no limit is crossed.
+// Whether size < limit. If torch.compile does not know the size, assumes that it is.
 bool is_less(const c10::SymInt& size, int64_t limit) {
   return size.sym_lt(limit).guard_or_true(__FILE__, __LINE__);
 }
@@ -38,7 +38,7 @@ bool are_multiples(const PlanArgs& args, int64_t of) {
   return n > 0 && k > 0 && n % of == 0 && k % of == 0;
 }
 
-constexpr int64_t kMostTorchGroups = 1023;  // of torch's grouped kernels
+constexpr int64_t kMostTorchGroups = 1023;  // the limit of torch's grouped kernels
 
 at::ScalarType result_of(const PlanArgs& args, Pass pass) {
   switch (pass) {
@@ -58,7 +58,7 @@ Kernel high_precision_kernel(const PlanArgs& args, Pass pass) {
   const bool adds = pass == Pass::kWgrad && args.adds_to_main_grad;
   if (!args.has_offs && !adds && operand == result) return Kernel::kMm;
   if (!has_cuda_kernel(operand) || !has_cuda_kernel(result)) return Kernel::kMasked;
-  constexpr int64_t kRowOf16Bytes = 8;  // bf16: torch wants whole ones
+  constexpr int64_t kRowOf16Bytes = 8;  // bf16: torch needs rows of whole 16 bytes
   const bool taken = args.has_offs && !adds && operand == at::kBFloat16 &&
                      result == at::kBFloat16 && are_multiples(args, kRowOf16Bytes) &&
                      is_less(args.groups, kMostTorchGroups + 1);
@@ -71,8 +71,8 @@ struct Choice {
 };
 constexpr Choice not_fp8(Why why) { return {Kernel::kMm, why}; }
 
-// TMA coordinates are 32-bit, in bytes along k and along the columns of a result; 1024 is more than
-// a tile reaches past the end.
+// TMA coordinates are int32, in bytes along k and along the columns of a result. The margin of 1024
+// is more than a tile extends past the end.
 bool fits_sm90(const PlanArgs& args, Pass pass) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostColumns = (int64_t{1} << 30) - 1024;
   const c10::SymInt rows =
@@ -88,7 +88,7 @@ bool is_less_than_most_groups(const PlanArgs& args) {
 
 Choice choose_on_hopper(const PlanArgs& args, Pass pass) {
   const Recipe& recipe = args.recipe;
-  constexpr int64_t kRow = 16;  // bytes: FP8 kernels load and store no less
+  constexpr int64_t kRow = 16;  // bytes: FP8 kernels load and store 16 at a time
   if (recipe.scaling == Scaling::kRow) {
     if (!are_multiples(args, kRow)) return not_fp8(Why::kMultiples);
     if (!is_less_than_most_groups(args)) return not_fp8(Why::kGroups);
@@ -129,17 +129,20 @@ Choice choose(const PlanArgs& args, Pass pass) {
   return choice;
 }
 
-// Whether every block of the recipe is this long along its contraction.
+// Whether all blocks of the recipe have this length along the contraction.
 bool has_blocks_of(int length, const Recipe& recipe) {
   return recipe.scaling == Scaling::kBlock && recipe.activations.cols == length &&
          recipe.weights.cols == length && recipe.weights_t().rows == length &&
          recipe.wgrad_dy.rows == length && recipe.wgrad_x.rows == length;
 }
 
-// The layout that the GEMM reads: quads on Hopper where all blocks are 128 long along the
-// contraction (else plain ones, which are put in order for each product), swizzled on Blackwell.
-// Where a GPU decodes and all blocks are 32 long, swizzled: its kernels write and read those faster
-// (docs/kernels/quantize.md). Swizzled scales of larger blocks are repeated, and gain little.
+// The layout of scales that suits the GEMM:
+//   Hopper's kernel  quads, if all blocks are 128 long along the contraction; else plain, which are
+//                    converted for each GEMM
+//   Blackwell        swizzled
+//   a GPU that decodes  swizzled, if all blocks are 32 long: its kernels write and read those
+//   faster
+//                    (docs/kernels/quantize.md); larger blocks repeat their scales and gain little
 ScaleLayout layout_of(const PlanArgs& args, Kernel forward) {
   const auto if_blocks_of = [&](int length, ScaleLayout layout) {
     return has_blocks_of(length, args.recipe) ? layout : ScaleLayout::kPlain;
@@ -192,15 +195,15 @@ Plan decide(const PlanArgs& args) {
   }
   plan.layout = layout_for(args.recipe, args.device, args.n, args.k);
   const bool swizzles = plan.kernel(Pass::kForward) == Kernel::kSm100;
-  // Plain scales of an x that came quantized are decoded as they are, and Hopper puts them in
-  // order.
+  // An x that the caller quantized has plain scales: decoding reads them as they are, and the
+  // Hopper path converts them to quads.
   const auto as_it_came = swizzles ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
   plan.x_layout = args.quantized_x ? as_it_came : plan.layout;
   plan.w_layout = plan.layout;
   plan.kept_x = kept_of(args);
   plan.keeps_w_t = args.needs_dx;
   plan.quantized_x = args.quantized_x;
-  // f32 takes as long in a fused CUDA kernel as in one op after the other.
+  // For f32, a fused CUDA kernel is no faster than two ops.
   plan.fuses = args.recipe.scaling == Scaling::kBlock && !args.recipe.scales_too_small &&
                (args.x == at::kBFloat16 || !args.device.is_cuda());
   return plan;

@@ -1,6 +1,6 @@
-// What a call will do, decided once, where it enters: for each pass the kernel and why no faster
-// one, in which layout the scales of each operand are, and what is kept for backward. Nodes, ops,
-// errors, explain() and `moxie info` read it; nothing below decides again.
+// The plan of a call, made once, where it enters: the kernel of each pass and why it is not a
+// faster one, the layout of each operand's scales, and what is kept for backward. Nodes, ops,
+// errors, explain() and `moxie info` read the plan; nothing else decides.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,12 +16,12 @@
 
 namespace moxie::ops {
 
-// What multiplies. The first four take bf16, f32 or f64; FP8 operands are decoded for them.
+// The kernel of a pass. The first four take bf16, f32 or f64; FP8 operands are decoded for them.
 enum class Kernel : uint8_t {
-  kMm,            // torch's dense product, once per group
+  kMm,            // torch's dense GEMM, once per group
   kTorchGrouped,  // torch._grouped_mm
-  kProduct,       // Moxie's plain CUDA kernel: any sizes, f32 results, sums into a main gradient
-  kMasked,        // a GPU with dtypes that only the identity recipe has: a product per group
+  kProduct,       // Moxie's simple CUDA kernel: any sizes, f32 results, adds to a main gradient
+  kMasked,        // on a GPU, for dtypes that only the identity recipe has: one GEMM per group
   kSm90,          // Moxie's FP8 kernel for Hopper; on a CPU its reference
   kSm90Rows,      // torch._scaled_grouped_mm with a scale per row: Hopper
   kSm100,         // torch._scaled_grouped_mm with block scales: Blackwell
@@ -31,32 +31,32 @@ inline constexpr uint64_t kNumValues<Kernel> = 7;
 constexpr bool multiplies_fp8(Kernel kernel) { return kernel >= Kernel::kSm90; }
 const char* name(Kernel kernel);
 
-// Why a pass does not take a faster kernel; text_of() has the words.
+// Why a pass does not use a faster kernel; reason() has the words.
 enum class Why : uint8_t {
   kFastest,
   kQuantizesNothing,
   kAskedFor,
   kCpu,
   kScalePer32,     // Hopper's tensor cores cannot afford it
-  kBlocks,         // wgrad's, which Hopper's kernel has no code for
-  kRowsOnHopper,   // and on no other GPU
+  kBlocks,         // wgrad's blocks are not those of the Hopper kernel
+  kRowsOnHopper,   // one scale per row needs Hopper
   kCapability,     // a GPU without FP8 kernels
-  kMultiples,      // n or k
+  kMultiples,      // n or k is not a multiple of 16
   kSize,           // more rows, columns or groups than 32-bit coordinates reach
-  kGroups,         // more than torch's kernels take
-  kResult,         // not bf16, and torch's product gives nothing else
+  kGroups,         // more groups than torch's kernels take
+  kResult,         // the result is not bf16, the only dtype of torch's kernel
   kHighPrecision,  // wgrad_with_hp
 };
 
-// What is kept of x for wgrad. It depends on neither the number of rows nor the groups.
+// The form of x that is kept for wgrad. It does not depend on the number of rows or groups.
 enum class KeptX : uint8_t {
   kNothing,
   kColwise,        // as wgrad reads it
   kHighPrecision,  // x itself
-  kQuantizedX,     // an x that came quantized: as it came, to be requantized
+  kQuantizedX,     // an x that the caller quantized: kept as it is, requantized in backward
 };
 
-// What decides about one grouped linear, y = x w^T and its gradients.
+// The inputs of a plan: everything that decides how one grouped linear, y = x w^T, is computed.
 struct PlanArgs {
   const Recipe& recipe;
   c10::Device device;
@@ -66,20 +66,20 @@ struct PlanArgs {
   at::ScalarType y = at::kBFloat16, dx = at::kBFloat16, dw = at::kBFloat16;  // results
   bool needs_dx = false, needs_dw = false;
   bool adds_to_main_grad = false;
-  std::optional<Block> quantized_x = std::nullopt;  // the block of an x that came quantized
+  std::optional<Block> quantized_x = std::nullopt;  // the block of x, if the caller quantized it
 };
 
 struct Plan {
   Recipe recipe;
   std::array<Kernel, 3> kernels = {};  // of each Pass
   std::array<Why, 3> whys = {};
-  ScaleLayout layout = ScaleLayout::kPlain;    // in which the quantizers of this call write scales
-  ScaleLayout x_layout = ScaleLayout::kPlain;  // of the rowwise form of x: it may come quantized
+  ScaleLayout layout = ScaleLayout::kPlain;    // of scales that this call's quantizers write
+  ScaleLayout x_layout = ScaleLayout::kPlain;  // of x rowwise; differs if the caller quantized it
   ScaleLayout w_layout = ScaleLayout::kPlain;
   KeptX kept_x = KeptX::kNothing;
   bool keeps_w_t = false;
   std::optional<Block> quantized_x = std::nullopt;
-  bool fuses = false;  // x is of a kind that quantizers fused with swiglu and permute take
+  bool fuses = false;  // quantize in the ops fused with swiglu and permute
 
   Kernel kernel(Pass pass) const { return kernels[static_cast<size_t>(pass)]; }
   Why why(Pass pass) const { return whys[static_cast<size_t>(pass)]; }
@@ -99,15 +99,16 @@ struct Plan {
 };
 
 Plan decide(const PlanArgs& args);
-// The same for a call that is made: it counts, and warns of a recipe that is slower than bf16 here.
+// The plan of a real call: also counts it (plans_made), and warns if the recipe is slower than bf16
+// on this device.
 Plan make_plan(const PlanArgs& args);
-// The two products of an expert's MLP, as one plan.
+// The plans of the two grouped linears of an expert's MLP.
 struct MlpPlan {
   Plan up, down;  // w13 and w2
 };
 MlpPlan make_plan(const PlanArgs& up, const PlanArgs& down);
 
-// One pass as an op takes it: part of a plan.
+// The part of a plan that concerns one pass; an op takes it.
 struct PassPlan {
   Recipe recipe;
   Kernel kernel = Kernel::kMm;
@@ -124,12 +125,12 @@ struct PassPlan {
 };
 PassPlan pass_of(const Plan& plan, Pass pass);
 
-// The kernel of a pass that is called on its own; operands that are not both in FP8 are multiplied
-// in high precision.
+// The kernel of a pass that is called on its own. Unless both operands are FP8, it multiplies in
+// high precision.
 enum class OperandDtype : uint8_t { kFp8, kOther };
 Kernel choose_kernel(const PlanArgs& args, Pass pass, OperandDtype operands);
 
-// Which form an operand of a pass has, and in which block. a is x, dy or dy_t; b is w, w_t or x_t.
+// The form and block of an operand of a pass. a is x, dy or dy_t; b is w, w_t or x_t.
 struct FormAndBlock {
   Form form;
   Block block;
@@ -141,29 +142,29 @@ FormAndBlock form_of_b(const Recipe& recipe, Pass pass);
 ScaleLayout layout_for(const Recipe& recipe, c10::Device device, const c10::SymInt& n,
                        const c10::SymInt& k);
 
-// The layout of scales of w that came quantized, by their shape: swizzled ones are [G, bytes],
-// plain ones [G, rows, cols], and quads have four columns. (Plain ones of four columns are quads,
-// byte for byte.) A weight cache may come from another device, so it need not be layout_for().
-// Blackwell's product takes swizzled ones alone.
+// The layout of the scales of a cached w, from their shape: [G, bytes] is swizzled, [G, rows, cols]
+// is plain, or quads if cols is 4 (plain scales with four columns equal quads byte for byte). A
+// weight cache may come from another device, so its layout may differ from layout_for().
+// Blackwell's kernel takes only swizzled scales.
 struct WeightForm {
   const at::Tensor& data;  // w [G, N, K] or w_t [G, K, N]
   const at::Tensor& scale;
-  Pass pass;  // that reads it
+  Pass pass;  // the pass that reads it
 };
 ScaleLayout layout_by_shape(const Recipe& recipe, Kernel kernel, const WeightForm& w);
 
-// Where the ops of a tensor run. Inside a Meta kernel, under torch.compile, the tensors of a GPU
-// say that they are on none, and which one it is cannot be known: then it is the current one.
+// The device on which a tensor's ops will run. Inside a Meta kernel (torch.compile), tensors of a
+// GPU have the device Meta, and the real device is unknown: the current GPU is assumed.
 c10::Device device_behind(const at::Tensor& tensor);
 
-// Why a pass of a plan takes no faster kernel, in words; empty where there is none.
+// Why a pass does not use a faster kernel, in words; empty if there is no faster one.
 std::string reason(const PlanArgs& args, Why why);
 
-// How many plans this process has made: tests count them.
+// The number of plans that this process has made, for tests.
 int64_t plans_made();
 
-// For tests: kernels and layouts are chosen as if every device, or every GPU, were of this kind:
-// sm90, sm100, or other (a GPU without FP8 kernels: its layouts); an empty name ends that.
+// For tests: plans are made as if every device, or every GPU, were of this kind: sm90, sm100 or
+// other (a GPU without FP8 kernels). An empty name ends that.
 enum class PretendOn : uint8_t { kEveryDevice, kGpus };
 void pretend_gpu(std::string_view kind, PretendOn on = PretendOn::kEveryDevice);
 

@@ -1,4 +1,4 @@
-// Recipes and plans for Python, the command line and tests.
+// Ops on recipes and plans, for Python, the command line and tests.
 #include <torch/library.h>
 
 #include "moxie/torch/plan/explain.h"
@@ -35,7 +35,7 @@ std::tuple<std::vector<std::string>, std::vector<int64_t>> explain_op(
   });
 }
 
-// For tests: recipes parsed and plans made by this process.
+// For tests: the numbers of recipes parsed and plans made by this process.
 std::vector<int64_t> counts() { return {recipes_parsed(), plans_made()}; }
 
 void pretend_gpu_op(std::string_view kind, bool gpus_only) {

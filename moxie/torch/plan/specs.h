@@ -1,4 +1,4 @@
-// What the quantizers of a call make of x, dy and w, as its recipe and its plan say.
+// Specs of the quantizers of a call: the forms of x, dy and w that its recipe and plan need.
 #pragma once
 
 #include "moxie/torch/ops/quantize.h"
@@ -7,13 +7,13 @@
 namespace moxie::ops {
 
 enum class Need : uint8_t { kRowwise, kColwise, kBoth };
-// The blocks of the colwise form are those of wgrad_x or wgrad_dy.
+// Which recipe field gives the block of the colwise form: wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };
 
 QuantizeSpec tokens_spec(const Plan& plan, Role role, Need need);
 QuantizeSpec weights_spec(const Recipe& recipe, ScaleLayout layout, Need need);
 
-// The layout of a cached w: where the shape of one form fits two layouts, the other form tells.
+// The layout of a cached w. If the shape of one form fits two layouts, the other form decides.
 struct CachedWeights {
   const Tensor &qdata, &scale, &qdata_t, &scale_t;
 };
