@@ -69,8 +69,8 @@ def break_even_text(report: dict) -> str:
     found = []
     for name, title in WIRES.items():
         ranks = report["direct"]["break_even"][name]
-        found.append(f"{title}: {'at no EP of the table' if ranks is None else f'from EP {ranks} on'}")
-    return f"The four legs take longer than the experts' products, so that overlap cannot hide them ({'; '.join(found)})."
+        found.append(f"{title} {'at no EP of the table' if ranks is None else f'from EP {ranks} on'}")
+    return f"Break-even: the four legs take longer than the products, and overlap cannot hide them, with {', '.join(found)}."
 
 
 def points_table(report: dict) -> str:
@@ -98,13 +98,14 @@ def sources_list(report: dict) -> str:
 
 def errors_text(report: dict) -> str:
     published = report["published"]
-    fit, held, fitted, logged = (published[name] for name in ("fit", "held_back", "fitted", "bytes"))
+    fit, held, fitted, swapped, logged = (published[name] for name in ("fit", "held_back", "fitted", "swapped", "bytes"))
     of_bytes = logged["modelled"] / (sum(logged["logged"]) / len(logged["logged"])) - 1
     return (
         f"The fit: NVLink gives {fit['nvlink_share']:.3f} of its stated speed, a NIC {fit['nic_share']:.3f}; a leg takes "
         f"{fit['seconds'] * 1e6:.1f} us before its first byte, and {fit['seconds_per_peer'] * 1e6:.3f} us for each peer. "
         f"**Held-back times: {held['count']} points, median error {held['median']:.1%}, worst {held['worst']:.1%}** (fitted: "
-        f"{fitted['count']}, {fitted['median']:.1%} and {fitted['worst']:.1%}). Bytes of the log: {len(logged['logged'])} ranks, "
+        f"{fitted['count']}, {fitted['median']:.1%} and {fitted['worst']:.1%}; with the halves exchanged, {swapped['median']:.1%} and "
+        f"{swapped['worst']:.1%}). Bytes of the log: {len(logged['logged'])} ranks, "
         f"{of_bytes:+.2%} of their mean, worst rank {logged['errors']['worst']:.2%}."
     )
 

@@ -18,8 +18,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int64_t kLargestPublished = 256;  // no time of a larger group was found
 
-// What the table compares. Moxie's exchange sends a token to a rank once; the others are what that,
-// and FP8, save.
+// What the tables compare. Moxie sends a token to a rank once; the other two show what that saves.
 struct Variant {
   const char* name;  // in JSON
   const char* title;
@@ -147,7 +146,6 @@ Json to_json(const EpFlags& flags, const std::vector<Size>& sizes) {
 
 std::string percent(double share) { return fixed(100 * share, 0) + " %"; }
 
-// Four columns each: bytes, time.
 void print_comparison(const std::vector<Size>& sizes) {
   std::printf(
       "\nWhat a rank sends in the four legs of forward and backward, and how long they take:\n");
@@ -166,8 +164,9 @@ void print_comparison(const std::vector<Size>& sizes) {
 
 void print_exposed(const std::vector<Size>& sizes) {
   std::printf(
-      "\nShare of the time in which links work and products wait; overlapped: as much at the\n"
-      "same time as there is of both:\n");
+      "\nShare of the time in which links work and products wait; overlapped: with all the "
+      "overlap\n"
+      "that there can be:\n");
   std::vector<std::string> header = {"EP"};
   for (const char* how : {"", ", overlapped"})
     for (const Variant& variant : kVariants) header.push_back(variant.title + std::string(how));
@@ -181,7 +180,7 @@ void print_exposed(const std::vector<Size>& sizes) {
   std::printf("%s", table.text().c_str());
 }
 
-// Of the wire that was asked for, as Moxie sends it.
+// Of the wire that was asked for, with a token sent to a rank once.
 void print_legs(const EpFlags& flags, const std::vector<Size>& sizes) {
   size_t chosen = 0;
   for (size_t i = 0; i < kVariants.size(); ++i)

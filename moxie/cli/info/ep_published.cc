@@ -68,6 +68,11 @@ Json to_json(const Errors& errors) {
   return {{"count", errors.sorted.size()}, {"median", errors.median()}, {"worst", errors.worst()}};
 }
 
+// With the halves exchanged.
+Errors swapped_errors() {
+  return errors_of(points_of(fit_links(Half::kHeldBack)), /*held_back=*/false);
+}
+
 void print_json(const LinkFit& fit, const std::vector<Point>& points) {
   Json rows = Json::array();
   for (const Point& point : points)
@@ -85,8 +90,9 @@ void print_json(const LinkFit& fit, const std::vector<Point>& points) {
                       {"nic_share", fit.nic_share},
                       {"seconds", fit.seconds},
                       {"seconds_per_peer", fit.seconds_per_peer}}},
-                    {"fitted", to_json(errors_of(points, false))},
-                    {"held_back", to_json(errors_of(points, true))},
+                    {"fitted", to_json(errors_of(points, /*held_back=*/false))},
+                    {"held_back", to_json(errors_of(points, /*held_back=*/true))},
+                    {"swapped", to_json(swapped_errors())},
                     {"bytes",
                      {{"series", bytes.series->name},
                       {"source", bytes.series->source},
@@ -122,8 +128,9 @@ void print_text(const LinkFit& fit, const std::vector<Point>& points) {
       "more,\nand %s us for each peer.\n",
       table.text().c_str(), fixed(fit.nvlink_share, 3).c_str(), fixed(fit.nic_share, 3).c_str(),
       fixed(fit.seconds * 1e6, 1).c_str(), fixed(fit.seconds_per_peer * 1e6, 3).c_str());
-  print_errors("fitted", errors_of(points, false));
-  print_errors("held back", errors_of(points, true));
+  print_errors("fitted", errors_of(points, /*held_back=*/false));
+  print_errors("held back", errors_of(points, /*held_back=*/true));
+  print_errors("with the halves exchanged", swapped_errors());
   print_errors("bytes of a log of ranks", errors_of(published_bytes()));
   std::printf("\nSources:\n");
   for (const PublishedSeries* series : sources)

@@ -55,7 +55,7 @@ LegBytes leg_bytes(const Cluster& given, Path path, double to_ranks, double to_d
     return {.all = to_ranks,
             .nvlink = to_ranks * (domain - 1) / ranks,
             .nic = to_ranks * (ranks - domain) / ranks};
-  // One rank of a domain in `domain` is where the row arrives, and needs no NVLink.
+  // One of the `domain` ranks is where a row arrives; the others get it by NVLink.
   return {.all = to_ranks,
           .nvlink = to_ranks * (domain - 1) / domain,
           .nic = to_domains * (ranks - domain) / ranks};
@@ -65,6 +65,7 @@ double leg_seconds(const Cluster& given, Path path, const LegBytes& bytes, const
   const Cluster cluster = within_group(given);
   const int64_t peers =
       path == Path::kDirect ? cluster.ranks - 1 : cluster.domain - 1 + domains_of(cluster) - 1;
+  if (peers == 0) return 0;
   return std::max(bytes.nvlink / (cluster.nvlink * fit.nvlink_share),
                   bytes.nic / (cluster.nic * fit.nic_share)) +
          fit.seconds + fit.seconds_per_peer * static_cast<double>(peers);

@@ -22,12 +22,12 @@ struct Cluster {
 
 // What links give of their stated speed, and what a leg takes before its first byte: fitted to
 // published times, rounded to two digits. published_legs.h has the points, and a test fits again.
+// No point up to EP 256 shows a time per peer: those kernels write to all peers at once.
 struct LinkFit {
   double nvlink_share = 0.69;
   double nic_share = 0.85;
   double seconds = 27e-6;
-  double seconds_per_peer =
-      0;  // no point up to EP 256 shows any: their kernels write to all at once
+  double seconds_per_peer = 0;
 };
 
 enum class Path : uint8_t {
@@ -47,7 +47,7 @@ struct LegBytes {
 // others.
 LegBytes leg_bytes(const Cluster& cluster, Path path, double to_ranks, double to_domains);
 
-// NVLink and NIC work at the same time; the slower one decides.
+// NVLink and NIC work at the same time; the slower one decides. A rank alone takes no time.
 double leg_seconds(const Cluster& cluster, Path path, const LegBytes& bytes,
                    const LinkFit& fit = {});
 
@@ -79,11 +79,12 @@ struct ExchangeCost {
   std::array<LegCost, 4> legs;  // in the order of Leg
   double products_seconds = 0;  // of the experts, forward and backward
 
-  double bytes() const;    // of the four legs, as `all`
+  double bytes() const;    // LegBytes::all of the four legs
   double seconds() const;  // of the four legs
-  // The share of forward and backward in which links work and products wait.
-  double exposed() const;             // one after the other
-  double exposed_overlapped() const;  // as much at the same time as there is of both
+  // The share of forward and backward in which links work and products wait: without overlap, and
+  // with all the overlap that there can be.
+  double exposed() const;
+  double exposed_overlapped() const;
 };
 
 // `experts` must be a multiple of `ranks`, and `ranks` of `domain`, unless one domain holds them

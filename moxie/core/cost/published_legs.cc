@@ -8,8 +8,8 @@
 namespace moxie {
 namespace {
 
-// Link speeds as vendors state them, per GPU and direction. NVLink: H800 200 GB/s, H100 450, B200,
-// GB200 and B300 900. NIC: ConnectX-7 400 Gb/s; p6-b300 6.4 Tb/s for 8 GPUs.
+// Bytes per second of a GPU in one direction, as vendors state them: NVLink of each GPU (of B200
+// that of GB200 and B300, too), ConnectX-7 with 400 Gb/s, EFA of p6-b300 with 800 Gb/s.
 constexpr double kH800 = 200e9, kH100 = 450e9, kB200 = 900e9, kCx7 = 50e9, kEfaOfB300 = 100e9;
 
 constexpr PublishedSeries kV1OneNode{
@@ -55,13 +55,13 @@ constexpr PublishedSeries kV2Hopper{
 };
 constexpr PublishedSeries kV2Blackwell{
     .name = "DeepEP V2, SM100",
-    .source = "the same table, SM100 (900 GB/s of NVLink)",
+    .source = "the same table, SM100 (taken as 900 GB/s of NVLink)",
     .cluster = {.domain = 8, .nvlink = kB200, .nic = kCx7},
     .tokens = 8192,
     .experts = 256,
 };
 constexpr PublishedSeries kV2BlackwellOneNode{
-    .name = "DeepEP V2, SM100",
+    .name = "DeepEP V2, SM100, one node",
     .source =
         "the same table, SM100, one node, 64 SMs. GB/s count rows to ranks, the sender included",
     .cluster = {.domain = 8, .nvlink = kB200, .nic = kCx7},
@@ -72,8 +72,11 @@ constexpr PublishedSeries kV2BlackwellOneNode{
 constexpr PublishedSeries kEfa{
     .name = "DeepEP V2, EFA",
     .source =
-        "awslabs/awsome-distributed-ai, pull request 1234: log of 16 ranks on two p6-b300, 8192 "
-        "tokens of 7168, top 8 of 256 experts. Published in microseconds and bytes",
+        "awslabs/awsome-distributed-ai, pull request 1234: log of 16 ranks on two p6-b300 (taken "
+        "as "
+        "900 GB/s of NVLink and 800 Gb/s of EFA per GPU), 8192 tokens of 7168, top 8 of 256 "
+        "experts. "
+        "Published in bytes and microseconds, of which the slowest rank's are taken",
     .cluster = {.domain = 8, .nvlink = kB200, .nic = kEfaOfB300},
     .tokens = 8192,
     .experts = 256,

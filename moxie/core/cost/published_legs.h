@@ -1,6 +1,6 @@
 // Times of legs that others published, with their sources, and the fit of the cost model to them.
-// Every second one, in the order of the table, is held back: the fit does not see it, and the error
-// of the model is what it is off there.
+// Every second time, in the order of the table, is held back: the fit does not see it, and tells
+// how far the model is off.
 #pragma once
 
 #include <span>
@@ -19,8 +19,8 @@ struct PublishedSeries {
   int64_t tokens = 0;
   Path path = Path::kForwarded;
   bool once_per_rank = true;
-  int64_t experts = 0;           // in all, or
-  int64_t experts_per_rank = 0;  // as many more as there are ranks
+  int64_t experts = 0;           // of the layer, or 0 and
+  int64_t experts_per_rank = 0;  // of a rank
   int64_t kept_domains = 0;      // the most domains that a token may go to; 0: no limit
   Counted counted = Counted::kDomains;
 };
