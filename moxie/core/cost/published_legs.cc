@@ -73,10 +73,8 @@ constexpr PublishedSeries kEfa{
     .name = "DeepEP V2, EFA",
     .source =
         "awslabs/awsome-distributed-ai, pull request 1234: log of 16 ranks on two p6-b300 (taken "
-        "as "
-        "900 GB/s of NVLink and 800 Gb/s of EFA per GPU), 8192 tokens of 7168, top 8 of 256 "
-        "experts. "
-        "Published in bytes and microseconds, of which the slowest rank's are taken",
+        "as 900 GB/s of NVLink and 800 Gb/s of EFA per GPU), 8192 tokens of 7168, top 8 of 256 "
+        "experts. Published in bytes and microseconds, of which the slowest rank's are taken",
     .cluster = {.domain = 8, .nvlink = kB200, .nic = kEfaOfB300},
     .tokens = 8192,
     .experts = 256,
