@@ -6,7 +6,7 @@
 
 namespace moxie::cli {
 
-// What the program ends with; the help lists them.
+// Exit codes of the program, as listed in the help.
 enum ExitCode : int {
   kDone = 0,
   kFailed = 1,        // a file could not be read or written, or a child failed

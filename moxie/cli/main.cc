@@ -24,22 +24,22 @@ constexpr const char* kMore =
     "Exit codes: 0 done, 1 a file could not be read or written, 2 bad input, 3 the loss was not\n"
     "finite, 130 interrupted. Progress goes to stderr, results to stdout.";
 
-// AMX kernels die (SIGILL) in virtual machines that lose tile state at a context switch, and no
-// program can ask whether it is in one. What the user sets stays.
+// Keeps oneDNN from using AMX: AMX kernels die (SIGILL) in virtual machines that lose tile state at
+// a context switch, and a program cannot detect that. The user's own setting wins.
 void avoid_amx() {
   ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0);
   ::setenv("MKL_ENABLE_INSTRUCTIONS", "AVX512_E3", /*overwrite=*/0);
 }
 
-// A step frees what the next one allocates: giving pages back to the system between the two, as
-// malloc does with blocks this large, costs a page fault for each.
+// Keeps freed pages: a step frees what the next one allocates, and returning large blocks to the
+// system in between, as malloc does, costs a page fault for each page.
 void keep_pages() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 }
 
-// A mapped file that was cut short, or whose disk fails, raises this where it is read. Nothing can
-// be saved from here; checkpoints are whole, whenever a run ends.
+// Reading a mapped file that was truncated, or whose disk fails, raises SIGBUS. Nothing can be
+// saved here; checkpoints are complete whenever a run ends.
 void end_on_bus_error(int) {
   constexpr std::string_view kText =
       "moxie: a file became shorter, or its disk failed, while it was being read; --resume goes "
@@ -49,8 +49,8 @@ void end_on_bus_error(int) {
   ::_exit(kFailed);
 }
 
-// Otherwise the next file to be opened would take the place of a closed stdout or stderr, and what
-// is printed would be written into it.
+// Opens closed standard streams: otherwise the next opened file would become stdout or stderr, and
+// printed text would be written into it.
 void open_standard_files() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
@@ -62,9 +62,9 @@ void end_at_once(int) {
   ::_exit(kInterrupted);
 }
 
-// Called before torch's libraries set themselves up, which takes longer than all else until the
-// first step. train and compare, which write, handle these signals themselves. (Sanitizers are not
-// ready yet.)
+// Called before torch's libraries initialise themselves, which takes longer than everything else
+// before the first step. train and compare, which write files, handle these signals themselves
+// later. (Not sanitized, because sanitizers are not initialised yet.)
 __attribute__((no_sanitize_address, no_sanitize_undefined)) void handle_early_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP})
     if (::signal(number, end_at_once) == SIG_IGN) ::signal(number, SIG_IGN);
@@ -73,8 +73,8 @@ __attribute__((section(".preinit_array"), used)) void (*const preinit)() = handl
 
 void handle_signals() {
   std::signal(SIGBUS, end_on_bus_error);
-  std::signal(SIGXFSZ, SIG_IGN);  // a limit on the size of files is then an error of write()
-  std::signal(SIGPIPE, SIG_IGN);  // and so is a pipe that nobody reads; train stops then
+  std::signal(SIGXFSZ, SIG_IGN);  // write() then fails if a file exceeds its size limit
+  std::signal(SIGPIPE, SIG_IGN);  // write() then fails if a pipe has no reader; train stops then
 }
 
 int say(const std::exception& error, int code) {
@@ -82,7 +82,7 @@ int say(const std::exception& error, int code) {
   return code;
 }
 
-// torch's messages carry a C++ stack below the first line.
+// Prints torch's message without the C++ stack that follows its first line.
 int say_torch(const c10::Error& error) {
   std::fprintf(stderr, "moxie: %s\n", plain_lines(error.what_without_backtrace()).c_str());
   return kFailed;
@@ -126,7 +126,7 @@ int main(int argc, char** argv) {
   moxie::cli::keep_pages();
   moxie::cli::handle_signals();
   const int code = moxie::cli::run(argc, argv);
-  // A result that nobody got is none. Whoever closed the pipe need not be told.
+  // If the output could not be written, the program has failed. A closed pipe needs no message.
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   if (errno != EPIPE) std::fprintf(stderr, "moxie: cannot write to stdout\n");

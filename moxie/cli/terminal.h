@@ -1,4 +1,5 @@
-// The progress of long work, on stderr: one line that changes on a terminal, plain lines elsewhere.
+// Shows the progress of long work on stderr: one changing line on a terminal, plain lines
+// elsewhere.
 #pragma once
 
 #include <chrono>
@@ -14,7 +15,7 @@ class Progress {
 
   // what: "loss 2.345  12.3k tokens/s"
   void show(int64_t done, const std::string& what);
-  // A line of its own, which stays.
+  // Prints a separate line, which stays.
   void note(const std::string& line);
 
  private:

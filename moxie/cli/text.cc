@@ -15,8 +15,8 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
-// Bytes of the UTF-8 character that the text begins with, if it is one and no control character;
-// 0 otherwise.
+// Length of the UTF-8 character at the start of the text; 0 if it is invalid or a control
+// character.
 size_t shown_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -35,7 +35,7 @@ size_t shown_bytes(std::string_view text) {
   return is_short || is_no_character || is_control || turns ? 0 : count;
 }
 
-// Letters to insert, remove or replace to get from one word to the other.
+// Edit distance: letters to insert, remove or replace.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -53,7 +53,7 @@ size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-// Of anything below that is no number: printf's words for it are nan, -nan, inf and -inf.
+// Printed for values that are not finite, instead of printf's nan, -nan, inf and -inf.
 constexpr const char* kNotFinite = "not finite";
 
 std::string plain(std::string_view line) {

@@ -1,4 +1,4 @@
-// Words and numbers for people.
+// Formatting of text and numbers for users.
 #pragma once
 
 #include <string>
@@ -17,21 +17,22 @@ std::string join(const Words& words, std::string_view between) {
   return text;
 }
 
-// One line as a terminal shows it: UTF-8 without control characters stays, any other byte becomes
-// '?'. Messages, progress and the cells of tables pass here, as they may hold what a file says.
+// Makes a line safe for a terminal: bytes that are not UTF-8, and control characters, become '?'.
+// For messages, progress and cells of tables, which may contain text from files.
 std::string plain(std::string_view line);
 std::string plain_lines(std::string_view text);  // line ends stay
 
 std::string short_number(double value);  // 0.05, 1e-08, 1e+09
-// These say "not finite" of what is not.
+// These print "not finite" for values that are not.
 std::string fixed(double value, int digits);  // fixed(2.5, 2): 2.50
 std::string human_bytes(double bytes);        // 1.5 GiB
 std::string human_count(double count);        // 12.3k
 std::string human_time(double seconds);       // 1m 05s
-// "; did you mean 'x'?" or, where nothing is near, nothing.
+// "; did you mean 'x'?", or empty if no known word is similar.
 std::string did_you_mean(std::string_view word, const std::vector<std::string_view>& known);
 
-// Columns as wide as their widest cell; the first is text, the others are numbers.
+// A table whose columns are as wide as their widest cell; the first column is text, the others are
+// numbers.
 class Table {
  public:
   explicit Table(std::vector<std::string> header) : rows_{std::move(header)} {}

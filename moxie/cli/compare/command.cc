@@ -39,7 +39,7 @@ struct Flags {
   std::optional<double> require;
 };
 
-// What a resumed comparison may change without changing its numbers.
+// Fields that a resumed comparison may change without changing its results.
 bool may_change(std::string_view name) {
   return name == "device" || name == "threads" || name == "save_every" || name == "keep";
 }
@@ -76,7 +76,7 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
                 "' holds a comparison already; --resume continues it, --out takes another folder");
     plan.config = flags.config.config();
   }
-  for (const Field& field : fields())  // a run's own, which a --config may have
+  for (const Field& field : fields())  // fields of single runs, which a --config may contain
     if (is_own_field(field.name))
       std::visit([&](const auto member) { plan.config.*member = Config().*member; }, field.member);
   if (!flags.recipes.empty()) plan.recipes = flags.recipes;
@@ -86,7 +86,7 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
   return plan;
 }
 
-// Now, rather than when the first run of a recipe begins, maybe hours later.
+// Checks all recipes at the start, not when the first run of a recipe begins, maybe hours later.
 void check_recipes(const std::vector<PlannedRun>& runs) {
   for (const PlannedRun& run : runs)
     if (run.seed == 1) check_model(run.config);
@@ -98,8 +98,7 @@ void check_recipes(const std::vector<PlannedRun>& runs) {
 
 void say(const std::string& line) { std::fprintf(stderr, "%s\n", plain(line).c_str()); }
 
-// What a run must have been trained with to be one of the plan: all that gives it its numbers, and
-// how it was evaluated.
+// Checks that a run was trained as planned: all fields that affect its results, and its evaluation.
 void check_planned(const PlannedRun& run, const Config& config, const CompareFolder& folder) {
   for (const Field& field : fields()) {
     const bool is_elsewhere =
@@ -117,8 +116,8 @@ void check_planned(const PlannedRun& run, const Config& config, const CompareFol
   }
 }
 
-// Under the lock of the run: what its folder says is compared with the plan, and a run that begins
-// gets its config. Nothing where it is left to train.
+// Takes the lock of the run and compares its folder with the plan; a new run gets its config.
+// Returns nothing if the run still has to be trained.
 std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& folder) {
   const RunFolder of_run{folder.of(run)};
   std::filesystem::create_directories(of_run.path);
@@ -130,12 +129,13 @@ std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& fold
   RunState state = read_run(of_run);
   check_planned(run, state.config, folder);
   std::optional<Result> result = finished_result(of_run, state.config.steps, state);
-  if (result)  // otherwise the run says so itself
+  if (result)  // otherwise the run itself prints them
     for (const std::string& note : state.notes) say(run.name + ": " + note);
   return result;
 }
 
-// The run's own folder says where it stands, so a run that begins is resumed like any other.
+// Trains a run in a child process. Its folder already has a config, so that a new run is resumed
+// like any other.
 Result train_in_child(const PlannedRun& run, const std::string& title, const Flags& flags,
                       const CompareFolder& folder, Children& children) {
   const RunFolder of_run{folder.of(run)};
@@ -191,11 +191,11 @@ void run(const Flags& flags) {
     MOXIE_CHECK(!flags.resume, "--resume needs --out, the folder of the comparison");
     folder.path = "runs/compare-" + flags.config.config().preset;
   }
-  Children children;  // from here on signals are noted
+  Children children;  // from here on, signals are recorded
   if (flags.resume)
     check_holds_comparison(folder);
   else
-    check_recipes(runs_of(plan_of(flags, folder)));  // bad input leaves nothing behind
+    check_recipes(runs_of(plan_of(flags, folder)));  // before any file is written
   std::filesystem::create_directories(folder.path);
   const FolderLock lock(folder.lock());
   remove_unfinished_files(folder.path, [](std::string_view name) {
@@ -215,7 +215,7 @@ void run(const Flags& flags) {
   require(flags, comparison);
 }
 
-// A run's own fields are not the user's to set here.
+// Adds the flags, except for fields that each run sets itself.
 void add_flags(CLI::App& command, Flags& flags) {
   command
       .add_option("--recipes", flags.recipes,

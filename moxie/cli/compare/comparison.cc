@@ -57,7 +57,7 @@ Json json_of(const ComparedRecipe& recipe) {
           {"runs", std::move(runs)}};
 }
 
-// Runs can be trained apart, and a folder of text can change in between.
+// Checks that two runs read the same text: it can change between runs.
 void check_text(const ComparedRun& run, const ComparedRun& first) {
   const auto check = [&](const auto& is, const auto& should_be, const char* what) {
     MOXIE_CHECK(is == should_be, "compare: ", run.run.recipe, " of seed ", run.run.seed,
@@ -136,7 +136,7 @@ Json to_json(const Comparison& comparison) {
   return json;
 }
 
-// Each comparison is turned so that what is not a number fails it.
+// Comparisons are written so that NaN fails them.
 Words recipes_above(const Comparison& comparison, double percent_allowed) {
   Words lines;
   for (size_t i = 1; i < comparison.recipes.size(); ++i) {

@@ -1,4 +1,4 @@
-// What finished runs of several recipes say: loss, its difference to the first recipe's, speed,
+// Compares finished runs of several recipes: loss, its difference to the first recipe's, speed,
 // memory.
 #pragma once
 
@@ -21,7 +21,7 @@ struct ComparedRun {
 struct ComparedRecipe {
   std::string recipe;
   std::vector<ComparedRun> runs;  // by seed
-  // Means over the seeds, but the most of the memory.
+  // Means over the seeds; of the memory, the maximum.
   double eval_loss = 0, difference = 0, tokens_per_s = 0;
   int64_t peak_memory_bytes = 0;
   std::optional<Interval> interval;  // of the difference
@@ -35,17 +35,17 @@ struct Comparison {
   bool on_cpu() const { return device.starts_with("cpu"); }
 };
 
-// runs: of the plan, in any order, with their results.
+// runs: the runs of the plan with their results, in any order.
 Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs);
 
-// The table, and the lines below it.
+// The printed table and the lines below it.
 std::string text_of(const Comparison& comparison);
 nlohmann::ordered_json to_json(const Comparison& comparison);
 
-// A line for each recipe that may lose more than `percent` to the base: the upper end of its
-// interval counts, so one seed is never enough.
+// A line for each recipe that may be worse than the base by more than `percent`: the upper end of
+// its confidence interval decides, so one seed is never enough.
 Words recipes_above(const Comparison& comparison, double percent);
-// A line for each recipe, the base among them, whose loss is not below the bigram entropy.
+// A line for each recipe (the base included) whose loss is not below the bigram entropy.
 Words recipes_not_learned(const Comparison& comparison);
 
 }  // namespace moxie::cli

@@ -15,11 +15,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostSeeds = 1000;
-constexpr int kPlanDepth = 3;  // words of a list of the config
-// save_weights: every run would write to the same file; its checkpoints hold the weights too.
+constexpr int kPlanDepth = 3;  // levels of JSON: plan, config, list of words
+// save_weights is among them because every run would write to the same file; checkpoints hold the
+// weights too.
 constexpr std::string_view kOwnFields[] = {"recipe", "seed", "out", "title", "save_weights"};
 
-// "experts=mxfp8_rceil+linears=bf16": the words of one --recipe, joined by "+".
+// Splits one --recipe into its words: "experts=mxfp8_rceil+linears=bf16".
 Words words_of(const std::string& recipe) {
   Words words;
   for (size_t start = 0; start <= recipe.size();) {

@@ -1,4 +1,4 @@
-// What a comparison trains: each recipe from each seed, all else equal.
+// The plan of a comparison: each recipe is trained from each seed, all else equal.
 #pragma once
 
 #include <string>
@@ -9,12 +9,12 @@
 namespace moxie::cli {
 
 struct Plan {
-  Config config;  // of every run, but for the fields that are each run's own
-  Words recipes;  // the first is what the others are compared with
+  Config config;  // shared by all runs, except for the fields of is_own_field()
+  Words recipes;  // the first is the base of the comparison
   int64_t seeds = 0;
 };
 
-// Fields that each run has for itself: recipe, seed, out and so on.
+// Whether each run has its own value of a field: recipe, seed, out and so on.
 bool is_own_field(std::string_view name);
 
 struct PlannedRun {
@@ -25,13 +25,14 @@ struct PlannedRun {
   Config config;
 };
 
-// Seed by seed, so that what can be compared is there early. Error where the plan makes no sense.
+// The runs, seed by seed, so that a first comparison is possible early. Throws Error if the plan is
+// invalid.
 std::vector<PlannedRun> runs_of(const Plan& plan);
 
 nlohmann::ordered_json to_json(const Plan& plan);
 Plan read_plan(const std::string& path);
 
-// What the folder of a comparison holds beside a folder for each run.
+// The files in a comparison's folder, besides one folder per run.
 struct CompareFolder {
   std::string path;
   std::string plan() const { return path + "/plan.json"; }

@@ -1,4 +1,4 @@
-// report.html of a comparison, drawn by Python.
+// report.html of a comparison, written by a Python script.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace moxie::cli {
 
-// From compare.json and the metrics of the runs. False, with a line on stderr, where there is no
-// Python; without matplotlib the report has no pictures, and a line says so.
+// Writes the report from compare.json and the metrics of the runs. Without Python, prints a line on
+// stderr and returns false; without matplotlib, the report has no pictures, and a line says so.
 bool write_report(const CompareFolder& folder, Children& children);
 
 }  // namespace moxie::cli

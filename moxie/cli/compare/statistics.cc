@@ -9,7 +9,7 @@
 namespace moxie::cli {
 namespace {
 
-// P(|T| <= sqrt(degrees) tan(angle)): a finite sum where the degrees are whole.
+// P(|T| <= sqrt(degrees) tan(angle)): a finite sum for an integer number of degrees.
 double probability_within(double angle, int64_t degrees) {
   const bool even = degrees % 2 == 0;
   const double cosine = std::cos(angle);

@@ -1,4 +1,4 @@
-// What a few paired runs say about a difference.
+// Statistics of a few paired runs.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,7 @@ namespace moxie::cli {
 
 constexpr double kConfidence = 0.95;
 
-// The t that |T| stays below with this probability, for Student's T of that many degrees of
-// freedom.
+// The two-sided quantile of Student's t: P(|T| <= t) = probability.
 double student_t(double probability, int64_t degrees);
 
 double mean(std::span<const double> values);
@@ -18,7 +17,7 @@ double mean(std::span<const double> values);
 struct Interval {
   double low = 0, high = 0;
 };
-// Of the mean of what the values are drawn from, at kConfidence; nothing to say of fewer than two.
+// Confidence interval of the mean, at kConfidence; absent for fewer than two values.
 std::optional<Interval> interval_of_mean(std::span<const double> values);
 
 }  // namespace moxie::cli

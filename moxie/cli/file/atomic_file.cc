@@ -14,7 +14,7 @@
 namespace moxie::cli {
 namespace {
 
-// An unfinished "x" is "x.a1b2c3.unfinished".
+// The temporary name of "x" is "x.a1b2c3.unfinished", with random letters.
 constexpr std::string_view kUnfinished = ".unfinished";
 constexpr size_t kLetters = 6;
 
@@ -23,7 +23,7 @@ struct Temporary {
   int fd;
 };
 
-// O_EXCL: what is there already stays as it is, and a link is not followed.
+// O_EXCL: an existing file is not overwritten, and a link is not followed.
 Temporary make_temporary(const std::string& path) {
   constexpr std::string_view kAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
   constexpr int kTries = 100;
@@ -39,8 +39,8 @@ Temporary make_temporary(const std::string& path) {
   fail_io("cannot write", path, EEXIST);
 }
 
-// The name that an unfinished file was to take; empty where it is none. Those of earlier versions
-// had no letters: "x.unfinished".
+// The final name of an unfinished file; empty if it is not one. Earlier versions used no letters:
+// "x.unfinished".
 std::string_view finished_name(std::string_view name) {
   if (!name.ends_with(kUnfinished)) return {};
   name.remove_suffix(kUnfinished.size());
@@ -53,7 +53,7 @@ std::string_view finished_name(std::string_view name) {
   return has_letters ? name.substr(0, dot) : name;
 }
 
-// A name is on the disk only once its folder is.
+// Flushes the folder: a rename is durable only after that.
 void sync_folder_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string folder = parent.empty() ? "." : parent;
@@ -61,7 +61,7 @@ void sync_folder_of(const std::string& path) {
   if (fd < 0) fail_io("cannot open folder", folder, errno);
   const int error = ::fsync(fd) != 0 ? errno : 0;
   ::close(fd);
-  if (error != 0 && error != EINVAL) fail_io("cannot write", path, error);  // EINVAL: no such thing
+  if (error != 0 && error != EINVAL) fail_io("cannot write", path, error);  // EINVAL: not supported
 }
 
 }  // namespace
@@ -113,7 +113,7 @@ void check_can_write(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) fail_io("cannot write", path, EISDIR);
   const auto status = std::filesystem::symlink_status(path, error);
-  // A rename would put a file in the place of a device, a pipe or a link.
+  // A rename would replace a device, a pipe or a link by a file.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw IoError("cannot write '" + path + "': it is no regular file");
   const Temporary made = make_temporary(path);

@@ -1,6 +1,6 @@
-// A file that is there whole or not at all: it is written under another name, flushed to the disk,
-// and then takes its name in one step. Without commit() nothing remains of it. The other name is
-// one that nobody has: no file and no link of the user's is written to.
+// A file that exists completely or not at all: it is written under a temporary name, flushed to the
+// disk, and then renamed. Without commit() it is removed. The temporary name is new, so no existing
+// file or link is written to.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace moxie::cli {
 
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::string& path);  // everything here throws IoError
+  explicit AtomicFile(const std::string& path);  // all functions here throw IoError
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
@@ -30,12 +30,12 @@ class AtomicFile {
 
 void write_file(const std::string& path, std::string_view bytes);
 
-// IoError where write_file() would fail because of the path: no such folder, no right to write
-// there, a folder of that name. For work that takes long and ends with a file.
+// Throws IoError if write_file() would fail because of the path: no such folder, no permission, a
+// folder of that name. For checks before long work that ends with writing a file.
 void check_can_write(const std::string& path);
 
-// What an AtomicFile in this folder left behind when its process was killed, if it was to become a
-// file for whose name `is_ours` holds.
+// Removes what AtomicFiles in this folder left behind when their process was killed, if `is_ours`
+// holds for their final name.
 void remove_unfinished_files(const std::string& folder,
                              const std::function<bool(std::string_view)>& is_ours);
 

@@ -1,4 +1,4 @@
-// XXH3, 64 bits, seed 0, of bytes that come in any pieces. It finds damage, not malice.
+// XXH3, 64 bits, seed 0, of a stream of bytes. It detects damage, not malicious changes.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace moxie::cli {
 
-std::string hex_digits(uint64_t value);  // 16, the highest first
+std::string hex_digits(uint64_t value);  // 16 digits, most significant first
 
 class Checksum {
  public:

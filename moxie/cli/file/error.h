@@ -1,4 +1,4 @@
-// What goes wrong with files, apart from what is wrong inside them (that is an Error).
+// Errors of the file system. (Invalid content of a file is an Error.)
 #pragma once
 
 #include <cstring>

@@ -12,8 +12,8 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Looks at every level and key once, before anything is built. (The callback of Json::parse() would
-// walk over all of an object for each object inside it.)
+// Checks every level and key once, before anything is built. (The callback of Json::parse() would
+// traverse an object again for each object inside it.)
 class Checker : public nlohmann::json_sax<Json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -63,10 +63,10 @@ class Checker : public nlohmann::json_sax<Json> {
   const JsonLimits& limits_;
   size_t values_ = 0;
   std::string problem_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of each level; an array has none
+  std::vector<std::unordered_set<std::string>> keys_;  // of each level; empty for an array
 };
 
-// What keeps the text from being parsed; nothing where it can be.
+// Why the text is refused; empty if it is not.
 std::string problem_of(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.most_bytes)
     return std::to_string(text.size()) + " bytes are too many for this JSON, at most " +

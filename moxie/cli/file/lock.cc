@@ -11,7 +11,8 @@
 
 namespace moxie::cli {
 
-// Through a link the file would be made outside of the folder; a pipe would be waited for.
+// O_NOFOLLOW: through a link, the file would be created outside of the folder. O_NONBLOCK: opening
+// a pipe would block.
 FolderLock::FolderLock(const std::string& path)
     : fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644)) {
   if (fd_ < 0) fail_io("cannot write", path, errno);

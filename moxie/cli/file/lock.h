@@ -1,11 +1,11 @@
-// Who may write in a folder: the one process that holds its lock.
+// The lock of a folder: only the process that holds it may write there.
 #pragma once
 
 #include <string>
 
 namespace moxie::cli {
 
-// Error where another process has it. A killed process gives it back.
+// Throws Error if another process holds the lock. The system releases it when a process is killed.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& path);

@@ -13,7 +13,7 @@
 namespace moxie::cli {
 
 MappedFile::MappedFile(const std::string& path) {
-  // Without O_NONBLOCK a pipe would be waited for.
+  // O_NONBLOCK: opening a pipe would block.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail_io("cannot open", path, errno);
   struct stat about = {};

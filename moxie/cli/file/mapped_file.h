@@ -1,4 +1,4 @@
-// A file in memory, read only; pages come from the disk as they are touched.
+// A read-only memory-mapped file.
 #pragma once
 
 #include <string>

@@ -13,10 +13,10 @@ namespace {
 constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: bits without a pattern
 constexpr uint64_t kOther = 0xd6e8feb86659fd93;
 
-// For any word a bijection of the lane, and for any lane one of the word: a change of one word
-// always shows. One product of the word would not be enough: of the topmost bit it makes the
-// topmost bit, so that a change there could be undone by a change of one bit in the next word,
-// whatever the data; the second product makes of it a change that depends on the data.
+// A bijection of the lane for any word, and of the word for any lane, so a change of one word
+// always changes the result. One multiplication of the word would not be enough: it maps the top
+// bit to the top bit, so that a change there could be undone by one bit of the next word, whatever
+// the data. After the second multiplication that depends on the data.
 constexpr uint64_t mix(uint64_t lane, uint64_t word) {
   return std::rotl(lane ^ (std::rotl(word * kOdd, 31) * kOther), 27) * kOdd;
 }

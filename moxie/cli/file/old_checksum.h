@@ -1,6 +1,6 @@
-// The 64-bit hash that files of format 1 carry. It also decides the order of the files of a Corpus
-// and their fingerprint: another hash there would split the text of a run that is resumed
-// otherwise. Everything new uses Checksum (checksum.h).
+// The 64-bit hash of files of format 1. It also decides the order of a Corpus's files and their
+// fingerprint: with another hash, a resumed run would split its text differently. New code uses
+// Checksum (checksum.h).
 #pragma once
 
 #include <array>

@@ -15,9 +15,9 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMostHeaderBytes = 100 << 20;  // as every reader of the format has it
+constexpr uint64_t kMostHeaderBytes = 100 << 20;  // the limit of every reader of the format
 constexpr int kDeepest = 3;                       // header, entry, shape
-constexpr size_t kMostDims = 64;                  // torch has no more
+constexpr size_t kMostDims = 64;                  // the limit of torch
 constexpr std::string_view kChecksum = "moxie.checksum";
 constexpr std::string_view kFormat = "moxie.format";
 constexpr std::string_view kOldFormat = "1";  // with the checksum of old_checksum.h
@@ -88,7 +88,7 @@ Metadata read_metadata(const std::string& path, const Json& header) {
   return metadata;
 }
 
-// Of the whole file, with zeros in place of the 16 digits at `digits`.
+// Checksum of the whole file, with zeros in place of its 16 digits at `digits`.
 template <class Sum>
 std::string checksum_of(std::string_view file, size_t digits) {
   Sum sum;
@@ -98,8 +98,8 @@ std::string checksum_of(std::string_view file, size_t digits) {
   return sum.hex();
 }
 
-// Files of ours say so under one key and carry the checksum under another; damage to one of the two
-// leaves the other.
+// Moxie's files have a format under one key and the checksum under another, so that damage to one
+// of the two is noticed by the other.
 void check_checksum(const std::string& path, std::string_view file, std::string_view header,
                     Verify verify, Safetensors& read) {
   const auto found = read.metadata.find(std::string(kChecksum));
@@ -177,7 +177,7 @@ Safetensors read_safetensors(const std::string& path, Verify verify) {
 void write_safetensors(const std::string& path, const Metadata& metadata,
                        const std::vector<TensorToWrite>& tensors,
                        const BeforeCommit& before_commit) {
-  // Fields in this order: a reader that wants the metadata alone finds it first.
+  // Metadata first, for readers that want only the metadata.
   nlohmann::ordered_json header;
   header["__metadata__"] = metadata;
   header["__metadata__"][std::string(kFormat)] = kNewFormat;

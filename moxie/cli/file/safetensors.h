@@ -1,5 +1,5 @@
-// safetensors files: 8 bytes of header length, a JSON header, the bytes of the tensors. Those that
-// are written here carry a checksum of everything else, and reading them checks it.
+// safetensors files: 8 bytes of header length, a JSON header, the bytes of the tensors. Files
+// written here contain a checksum of everything else, which is verified when they are read.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ using Metadata = std::map<std::string, std::string>;
 
 struct TensorEntry {
   std::string name;
-  std::string dtype = {};  // safetensors' word: "F32", "BF16", "I64" ..
+  std::string dtype = {};  // as in the file: "F32", "BF16", "I64", ...
   std::vector<int64_t> shape = {};
   std::string_view bytes = {};  // inside the file
 };
@@ -27,7 +27,7 @@ struct Safetensors {
   Metadata metadata = {};                 // without the checksum
   std::vector<TensorEntry> tensors = {};  // in the order of their bytes
   bool has_checksum = false;
-  std::string checksum = {};  // what it says of itself; empty in files of others
+  std::string checksum = {};  // as stored in the file; empty in files of other programs
 
   const TensorEntry* find(std::string_view name) const;
 };
@@ -37,7 +37,7 @@ enum class Verify : uint8_t {
   kHeader,  // what the header says, and that it fits the size of the file
 };
 
-// Throws Error, with the path and what is wrong, unless every byte is accounted for.
+// Throws Error, with the path and the reason, unless the header accounts for every byte.
 Safetensors read_safetensors(const std::string& path, Verify verify = Verify::kAll);
 
 struct TensorToWrite {
@@ -48,15 +48,15 @@ struct TensorToWrite {
   std::function<std::string_view()> bytes;
 };
 
-// Called with the checksum when the file is written but has not taken its name yet.
+// Called with the checksum when the file is written but not renamed yet.
 using BeforeCommit = std::function<void(const std::string& checksum)>;
 
-// Atomically; throws IoError.
+// Writes a file atomically; throws IoError.
 void write_safetensors(const std::string& path, const Metadata& metadata,
                        const std::vector<TensorToWrite>& tensors,
                        const BeforeCommit& before_commit = {});
 
-// 0 for a word that is no dtype.
+// 0 for an unknown dtype.
 int64_t bytes_per_element(std::string_view dtype);
 
 }  // namespace moxie::cli

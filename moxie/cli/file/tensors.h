@@ -1,4 +1,4 @@
-// torch's tensors in safetensors files.
+// torch tensors in safetensors files.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +15,14 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// Tensors of a GPU come to the host one at a time.
+// Tensors on a GPU are copied to the host one at a time.
 void write_tensors(const std::string& path, const Metadata& metadata,
                    const std::vector<NamedTensor>& tensors, const BeforeCommit& before_commit = {});
 
-// A view of the file's bytes (a copy where they are not aligned), to be read only.
+// A read-only view of the file's bytes, or a copy if they are not aligned.
 at::Tensor tensor_of(const TensorEntry& entry);
 
-// F8_E4M3 and so on; Error where torch has no such dtype.
+// The dtype of F8_E4M3 and so on; throws Error if torch has no such dtype.
 at::ScalarType scalar_type_of(const TensorEntry& entry);
 
 }  // namespace moxie::cli

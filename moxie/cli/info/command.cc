@@ -48,7 +48,7 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-// What keeps a GPU idle; nothing where Moxie uses it.
+// Why Moxie does not use a GPU; empty if it does.
 std::string why_not_used(int capability) {
   if (!at::globalContext().hasCUDART()) return "this torch has no CUDA";
   if (!at::globalContext().hasCUDA()) return "torch finds no GPU that it can use";
@@ -70,7 +70,7 @@ std::vector<c10::Device> devices() {
 
 // Forward and backward of bf16 tensors with weights [groups, n, k].
 ops::Explanation explain(const std::string& recipe, c10::Device device, const Flags& flags) {
-  constexpr int64_t kExperts = 8;  // any number: no kernel depends on it, up to 1023
+  constexpr int64_t kExperts = 8;  // any number up to 1023 gives the same kernels
   return ops::explain(
       {.recipe = recipe, .n = flags.n, .k = flags.k, .device = device, .groups = kExperts});
 }

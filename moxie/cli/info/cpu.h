@@ -1,4 +1,4 @@
-// The CPU at hand.
+// The CPU of this machine.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@ namespace moxie::cli {
 
 struct Cpu {
   std::string model;
-  int64_t cores = 0;            // 0 where the system does not say
-  int64_t threads = 0;          // that this process may run on
+  int64_t cores = 0;            // 0 if unknown
+  int64_t threads = 0;          // hardware threads that this process may use
   std::string instruction_set;  // of Moxie's cpu backend
 };
 

@@ -12,12 +12,12 @@ namespace {
 // Constants of cuda.h.
 constexpr int kSuccess = 0, kCapabilityMajor = 75, kCapabilityMinor = 76;
 
-// The driver stays loaded: to unload it after cuInit is not safe.
+// The driver stays loaded, because unloading it after cuInit is not safe.
 class Driver {
  public:
   Driver() : handle_(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {}
 
-  // False where there is no such function, or it fails.
+  // Returns false if the function does not exist or fails.
   template <class... Args>
   bool call(const char* function, Args... args) const {
     if (handle_ == nullptr) return false;
@@ -57,8 +57,8 @@ bool runs_on(std::string_view archs, int capability) {
     const auto parsed = std::from_chars(arch.data(), arch.data() + arch.size(), number);
     const std::string_view rest(parsed.ptr, arch.data() + arch.size() - parsed.ptr);
     if (number == capability) return true;
-    // 90a is for 9.0 alone. Machine code runs on later GPUs of its generation; where it is not
-    // all there is ("-real"), the driver compiles for any later GPU.
+    // 90a runs on 9.0 only. Machine code runs on later GPUs of its generation. Without "-real"
+    // there is PTX too, which the driver compiles for any later GPU.
     const bool is_later = number <= capability && !rest.starts_with('a') && !rest.starts_with('f');
     if (is_later && (number / 10 == capability / 10 || !rest.ends_with("-real"))) return true;
   }

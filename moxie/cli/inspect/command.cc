@@ -34,7 +34,7 @@ constexpr const char* kMore =
     "2 or 3 dims are measured as weights; docs/INSPECT.md says what the numbers mean.";
 
 constexpr int64_t kMiB = 1 << 20;
-constexpr int64_t kManyMiB = 64;  // above it there is something to wait for
+constexpr int64_t kManyMiB = 64;  // from here on, progress is shown
 
 struct Flags {
   std::string file;
@@ -49,7 +49,7 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-// Every pattern must name something: one that does not is a mistake.
+// Refuses patterns that match no tensor.
 void check_patterns(const Flags& flags, const Safetensors& file) {
   std::vector<std::string_view> names;
   for (const TensorEntry& entry : file.tensors) names.push_back(entry.name);
@@ -61,7 +61,7 @@ void check_patterns(const Flags& flags, const Safetensors& file) {
         printable(did_you_mean(pattern, names)));
 }
 
-// AdamW's moments are no weights: they are measured only if the user names them.
+// AdamW's moments are not weights: they are measured only if the user names them.
 bool is_measured(const TensorEntry& entry, const Flags& flags) {
   const size_t dims = entry.shape.size();
   const bool is_float =
@@ -103,7 +103,7 @@ class Inspector {
   }
 
  private:
-  // Rounded up at the end alone: the last line of progress comes once.
+  // Rounded up only at the end, so that the last line of progress is shown once.
   int64_t mebibytes(int64_t bytes) const {
     return bytes == total_ ? (bytes + kMiB - 1) / kMiB : bytes / kMiB;
   }

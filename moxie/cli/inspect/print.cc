@@ -77,7 +77,7 @@ std::string about_checkpoint(const Inspection& inspection) {
          << " layers, " << config.experts << " experts, top " << config.top_k << ", hidden "
          << config.hidden_dim << "\n";
     return text.str();
-  } catch (const Error& error) {  // its tensors can be looked at all the same
+  } catch (const Error& error) {  // the tensors are still printed
     return plain(error.what()) + "\n";
   }
 }
@@ -132,7 +132,7 @@ std::string qualities(const Inspection& inspection, const Total& total) {
 // ---- JSON --------------------------------------------------------------------------------------
 
 Json quality_json(const Quality& quality) {
-  Json json = {{"sqnr_db", quality.sqnr_db()},  // null where it is not finite
+  Json json = {{"sqnr_db", quality.sqnr_db()},  // null if not finite
                {"flushed", quality.flushed / quality.count},
                {"clipped", quality.clipped / quality.count},
                {"smallest_exponent", nullptr},
@@ -155,9 +155,9 @@ Json qualities_json(const Inspection& inspection, const std::vector<Quality>& me
 Json checkpoint_json(const Inspection& inspection) {
   const auto found = inspection.file.metadata.find(kCheckpointKey);
   if (found == inspection.file.metadata.end()) return nullptr;
-  constexpr int kDeepest = 3;  // words of a list of the config
+  constexpr int kDeepest = 3;  // levels of JSON down to the words of a list of the config
   if (!try_parse_json(found->second, {.deepest = kDeepest})) return nullptr;
-  return Json::parse(found->second);  // again, for the order of its fields
+  return Json::parse(found->second);  // parsed again, to keep the order of its fields
 }
 
 }  // namespace
@@ -195,7 +195,7 @@ std::string to_json(const Inspection& inspection) {
                      {"checkpoint", checkpoint_json(inspection)},
                      {"tensors", tensors},
                      {"total", sums}};
-  // A path need not be UTF-8; everything else is. In ASCII no character is one for the terminal.
+  // A path need not be UTF-8. ASCII output contains no control characters for the terminal.
   return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-// What was seen of a file, as a table and as JSON.
+// The result of an inspection, as a table and as JSON.
 #pragma once
 
 #include <string>
@@ -13,7 +13,7 @@ struct InspectedTensor {
   const TensorEntry& entry;
   int64_t not_finite = 0;   // elements that are NaN or infinite
   int64_t outside_f32 = 0;  // of F64, which is measured as F32: too large or small for it
-  std::vector<Quality> qualities = {};  // by recipe; none where it was not measured
+  std::vector<Quality> qualities = {};  // by recipe; empty if not measured
 };
 
 struct Inspection {

@@ -33,8 +33,9 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
     siginfo_t info = {};
     const int number = ::sigwaitinfo(&signals_, &info);
     if (number < 0 || number == SIGCHLD) continue;
-    // A terminal has told the child too. Whoever told us alone, or all of our group, is not known:
-    // the child gets another signal, as a second one of the same kind would end it at once.
+    // A signal of the terminal has reached the child too. A signal of a process may have been sent
+    // to us alone or to our group, which is unknown. So the child gets a different signal, because
+    // a second one of the same kind would end it at once.
     if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGTERM ? SIGINT : SIGTERM);
     interrupted_ = true;
   }

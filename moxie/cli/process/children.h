@@ -1,4 +1,4 @@
-// Other programs, run to their end in the foreground.
+// Runs other programs to their end in the foreground.
 #pragma once
 
 #include <csignal>
@@ -7,8 +7,8 @@
 
 namespace moxie::cli {
 
-// While it lives, SIGINT, SIGTERM, SIGHUP and SIGPIPE do not end this program: they reach the child
-// that runs, which may have work to save.
+// RAII: SIGINT, SIGTERM, SIGHUP and SIGPIPE do not end this program, but are passed on to the
+// running child, which may have work to save.
 class Children {
  public:
   Children();
@@ -16,11 +16,11 @@ class Children {
   Children(const Children&) = delete;
   Children& operator=(const Children&) = delete;
 
-  // The exit code, as a shell has it: 128 + N where signal N ended the child, kNoProgram (spawn.h)
-  // where there is no such program. The child has our stderr and a stdout that nobody reads.
+  // Returns the exit code as a shell does: 128 + N if signal N ended the child, kNoProgram
+  // (spawn.h) if there is no such program. The child inherits stderr; its stdout is discarded.
   int run(const std::string& program, const std::vector<std::string>& args);
 
-  // Whether there was a signal so far, to us or from us.
+  // Whether a signal has been received or sent so far.
   bool interrupted();
 
  private:

@@ -1,4 +1,4 @@
-// What another program prints.
+// Reads the output of another program.
 #pragma once
 
 #include <chrono>
@@ -10,12 +10,12 @@ namespace moxie::cli {
 struct Output {
   enum class End { kExited, kTimedOut };
   End end = End::kExited;
-  int code = 0;      // the exit code, as spawn.h has it; nothing where it timed out
-  std::string text;  // its stdout, of which 64 KiB are kept
+  int code = 0;      // the exit code (spawn.h); meaningless if it timed out
+  std::string text;  // the first 64 KiB of its stdout
 };
 
-// Runs a program to its end. One that is still there after `timeout` is killed, with whatever it
-// started. Its stderr goes nowhere.
+// Runs a program to its end. After `timeout` it is killed, together with the processes it started.
+// Its stderr is discarded.
 Output read_output(const std::string& program, const std::vector<std::string>& args,
                    std::chrono::milliseconds timeout);
 

@@ -10,7 +10,7 @@
 namespace moxie::cli {
 namespace {
 
-// Not from the folder we are in, where a file may happen to be named sysconfig.py.
+// Removes the current folder from the path, where a file may be named sysconfig.py.
 constexpr const char* kAskLibrary =
     "import sys\n"
     "sys.path[:] = filter(None, sys.path)\n"

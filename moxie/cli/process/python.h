@@ -1,4 +1,4 @@
-// The Python of the program: python3, or what MOXIE_PYTHON names.
+// The Python that the program uses: python3, or the one that MOXIE_PYTHON names.
 #pragma once
 
 #include <chrono>
@@ -8,10 +8,11 @@ namespace moxie::cli {
 
 std::string python_name();
 
-// Seconds where a disk is slow; a minute is no longer slowness.
+// Starting Python takes seconds on a slow disk, never a minute.
 inline constexpr std::chrono::milliseconds kPythonTimeout = std::chrono::minutes(1);
 
-// The folder of its standard library. Error where there is none, or no answer in time.
+// The folder of its standard library. Throws Error if there is no Python, or it does not answer in
+// time.
 std::string python_library(std::chrono::milliseconds timeout = kPythonTimeout);
 
 }  // namespace moxie::cli

@@ -12,7 +12,7 @@
 namespace moxie::cli {
 namespace {
 
-// Between fork and exec: system calls alone.
+// Runs between fork and exec, so it may only make system calls.
 [[noreturn]] void become(const SpawnArgs& args, char* const* words, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
@@ -21,7 +21,7 @@ namespace {
   ::dup2(nothing, STDIN_FILENO);
   ::dup2(args.out == SpawnArgs::kNowhere ? nothing : args.out, STDOUT_FILENO);
   ::dup2(args.err == SpawnArgs::kNowhere ? nothing : args.err, STDERR_FILENO);
-  ::signal(SIGPIPE, SIG_DFL);  // we ignore it, and that would be passed on
+  ::signal(SIGPIPE, SIG_DFL);  // we ignore it, which the child would inherit
   ::sigprocmask(SIG_SETMASK, &args.signals, nullptr);
   ::execvp(words[0], words);
   ::_exit(kNoProgram);

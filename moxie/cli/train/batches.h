@@ -1,4 +1,4 @@
-// Windows of the corpus as tensors on the model's device.
+// Batches of windows of the corpus, as tensors on the model's device.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,14 +10,15 @@
 
 namespace moxie::cli {
 
-// All are int64 [B, S + 1].
+// All batches are int64 [B, S + 1].
 class Batches {
  public:
-  // The corpus must live as long.
+  // The corpus must outlive this object.
   Batches(const Config& config, const Corpus& corpus, c10::Device device);
 
-  at::Tensor to_train(int64_t window) const;  // a batch from there on
-  // A batch, or what is left, of `count` windows that are spread over the held-out text.
+  at::Tensor to_train(int64_t window) const;  // the batch that starts at this window
+  // The batch that starts at `first`, or the rest, of `count` windows spread over the held-out
+  // text.
   at::Tensor held_out(int64_t first, int64_t count) const;
 
  private:

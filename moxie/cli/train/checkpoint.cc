@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kRandom = "rng.cpu";
 
-// Every tensor of a checkpoint under its name.
+// All tensors of a checkpoint, with their names.
 std::vector<NamedTensor> tensors_of(const State& state) {
   std::vector<NamedTensor> tensors;
   for (const Weight& weight : state.optimizer.weights()) {
@@ -42,7 +42,7 @@ const TensorEntry& entry_of(const std::string& path, const Safetensors& file,
   return *entry;
 }
 
-// By the header alone: a file of another size is not read through for its checksum.
+// Checks only the header, so that a file of another size is not read completely for its checksum.
 void check_tensors(const std::string& path, const Safetensors& file,
                    const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& tensor : tensors)
@@ -64,7 +64,7 @@ std::string save_checkpoint(const std::string& folder, const Saved& saved, const
   write_tensors(path, {{kCheckpointKey, to_text(saved)}}, tensors, before_commit);
   int64_t kept = 0;
   for (const Checkpoint& checkpoint : find_checkpoints(folder)) {
-    // One that has another name than a run gives it is the user's own.
+    // A checkpoint whose name is not a run's own was renamed by the user, and is kept.
     const int64_t step = checkpoint.saved.position.step;
     if (!checkpoint.problem.empty() || named_step(checkpoint.path) != step) continue;
     if (++kept > saved.config.keep) fs::remove(checkpoint.path);

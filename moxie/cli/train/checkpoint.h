@@ -1,5 +1,5 @@
 // A checkpoint is one safetensors file: master weights, AdamW's moments, buffers, the state of the
-// random numbers, and as metadata what saved.h says.
+// random generator, and metadata (saved.h).
 #pragma once
 
 #include <string>
@@ -16,19 +16,19 @@ struct State {
   AdamW& optimizer;
 };
 
-// folder/step-00000100.safetensors; then the oldest above `keep` are removed.
+// Writes folder/step-00000100.safetensors, then removes the oldest checkpoints, except for `keep`.
 std::string save_checkpoint(const std::string& folder, const Saved& saved, const State& state,
                             const BeforeCommit& before_commit);
 
-// Into a model of the same config. Error, with the first tensor that does not fit, before anything
-// changes.
+// Loads a checkpoint into a model of the same config. Throws Error, naming the first tensor that
+// does not fit, before anything is changed.
 Position load_checkpoint(const std::string& path, const State& state);
 
-// The weights alone, float32, under the model's own names.
+// Writes only the weights, in float32, under the model's names.
 void save_weights(const std::string& path, const State& state);
-// Error where that would fail because of the path, or replace a file of the run.
+// Throws Error if that would fail because of the path, or overwrite a file of the run.
 void check_weights_path(const std::string& path, const RunFolder& folder);
-// From a file of save_weights(), or a checkpoint; any float dtype.
+// Loads weights from a file of save_weights() or a checkpoint; any float dtype.
 void load_weights(const std::string& path, const State& state);
 
 }  // namespace moxie::cli

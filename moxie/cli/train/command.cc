@@ -31,7 +31,7 @@ struct Flags {
   bool json = false;
 };
 
-// A run goes on with the config it began with; only what does not change its numbers may differ.
+// A resumed run keeps its config; only fields that do not change its results may differ.
 Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::string& folder) {
   Config config = flags.resumed(saved);
   for (const Field& field : fields()) {
@@ -47,10 +47,11 @@ Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::
   return config;
 }
 
-// A folder may come from somebody else: it does not say which files are written outside of it.
+// The folder may come from another user, so its config must not decide which files outside of it
+// are written.
 std::string resumed_weights_path(const ConfigFlags& flags, const Config& config, bool is_finished) {
   if (flags.has("save_weights") || config.save_weights.empty()) return config.save_weights;
-  if (is_finished) return "";  // it has written them once
+  if (is_finished) return "";  // they were written when it finished
   if (is_inside({config.out}, config.save_weights)) return config.save_weights;
   std::fprintf(
       stderr, "%s\n",
@@ -77,7 +78,7 @@ Result begin(Config config) {
 Result resume(const ConfigFlags& flags, const std::string& out) {
   const RunFolder folder{out};
   MOXIE_CHECK(holds_run(folder), "--resume: '", out, "' holds no run: there is no config.json");
-  const FolderLock lock(folder.lock());  // what is there is judged once nobody else writes it
+  const FolderLock lock(folder.lock());  // before the folder is read: nobody else may write it
   RunState before = read_run(folder);
   Config config = resumed_config(flags, before.config, out);
   const std::optional<Result> finished = finished_result(folder, config.steps, before);

@@ -1,5 +1,5 @@
-// Everything a training run can be told. The fields are listed once, in config.cc: flags, JSON,
-// checks and help come from that list.
+// The configuration of a training run. Its fields are listed once, in config.cc; flags, JSON,
+// checks and help are derived from that list.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -75,7 +75,7 @@ struct Config {
 enum class Part : uint8_t {
   kModel,
   kData,
-  kTraining,  // with these three the numbers of a run are given
+  kTraining,  // these three determine the results of a run
   kRun,       // may change when a run is resumed
 };
 
@@ -106,7 +106,8 @@ Config preset(std::string_view name);
 void set_from_words(Config& config, const Field& field, const Words& words);
 void set_from_json(Config& config, const nlohmann::ordered_json& json, std::string_view where);
 Config read_config(const std::string& path, const Config& base);
-// What a run wrote about itself, maybe before some of the fields were there: it goes on as it was.
+// Reads the config that a run wrote. Fields that did not exist then keep the behaviour of that
+// time.
 Config saved_config(const nlohmann::ordered_json& json, std::string_view where);
 Config read_saved_config(const std::string& path);
 void check(const Config& config);

@@ -17,26 +17,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// How the text is split: to be changed with anything that moves a window from one side to the
-// other, so that no run goes on to train on what it held out.
+// Version of the split into training and held-out text. It must change whenever a window moves from
+// one side to the other, so that no resumed run trains on text that it held out before.
 constexpr std::string_view kSplit = "split2-";
 
-// Text up to this many bytes is read whole for its fingerprint, in some 20 ms; of more only so many
-// pieces, as each may be a seek on a disk.
+// Text up to kReadWhole bytes is read completely for its fingerprint, in about 20 ms. Of more text
+// only kPieces pieces are read, because each may be a seek on a disk.
 constexpr int64_t kReadWhole = 64 << 20;
 constexpr int64_t kPieces = 256, kPieceBytes = 256;
 
-// Half of what a process may have; libraries take some too.
+// Half of the mappings that Linux allows a process; libraries need some too.
 constexpr size_t kMostMapped = 32768;
 
-// A good enough mix of bits: multiplication carries low bits up, the shifts bring high ones down.
+// Mixes bits: multiplications carry low bits up, shifts bring high bits down.
 constexpr uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
   return x ^ (x >> 32);
 }
 
-// The smallest value below count for which `reached` holds, as it does for all above it.
+// Binary search: the smallest value below `count` for which `reached` holds; it must be monotonic.
 template <class Reached>
 int64_t first_where(int64_t count, Reached&& reached) {
   int64_t begin = 0, end = count - 1;
@@ -56,7 +56,8 @@ bool is_text(const fs::path& path) {
   return !file.bytes().empty() && file.bytes().substr(0, kLook).find('\0') == std::string::npos;
 }
 
-// Those that runs and comparisons write among them: each run would read what the one before left.
+// Folders that are not read, among them those that runs and comparisons write: otherwise each run
+// would read the output of the one before.
 bool is_skipped_folder(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::error_code error;
@@ -66,7 +67,8 @@ bool is_skipped_folder(const fs::path& folder) {
           (fs::exists(folder / "config.json", error) || fs::exists(folder / "plan.json", error)));
 }
 
-// name: the path below what the user gave, so that the order does not depend on where that lies.
+// name: the path relative to the one that the user gave, so that the order does not depend on where
+// the data is.
 struct Found {
   uint64_t order;
   std::string name, path;
@@ -80,7 +82,7 @@ Found found(const std::string& name, const fs::path& path) {
 }
 
 void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
-  std::error_code error;  // of a link that leads nowhere: it is passed over
+  std::error_code error;  // dangling links are skipped
   fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied);
   for (; at != fs::recursive_directory_iterator(); ++at) {
     const std::string name = at->path().filename().string();
@@ -91,7 +93,7 @@ void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
         if (is_text(at->path()))
           files.push_back(found(at->path().lexically_relative(folder).string(), at->path()));
       } catch (const IoError&) {
-        continue;  // of a folder, what can be read
+        continue;  // unreadable files of a folder are skipped
       }
     }
   }
@@ -115,7 +117,7 @@ std::vector<std::string> find_text_files(const std::vector<std::string>& paths) 
     } catch (const fs::filesystem_error& problem) {
       throw IoError("--data: cannot read '" + path + "': " + problem.code().message());
     }
-    std::sort(here.begin(), here.end());  // so that of a file and a link to it the same one stays
+    std::sort(here.begin(), here.end());  // of a file and a link to it, always the same one is kept
     for (const Found& file : here)
       if (seen.insert(fs::weakly_canonical(file.path, error)).second) files.push_back(file);
   }
@@ -144,7 +146,7 @@ Corpus::Corpus(const CorpusOptions& options)
   }
   fingerprint_ = make_fingerprint(names);
   const int64_t all = std::max<int64_t>(bytes_ - 1, 0) / seq_len_;
-  // 64 windows of the tiny preset are 8 KB; of little text many short stretches are better.
+  // 64 windows of the tiny preset are 8 KB; for little text, many short stretches are better.
   constexpr int64_t kLongest = 64, kEnough = 64;
   const double wanted = static_cast<double>(all) * share_;
   stretch_ = std::clamp<int64_t>(std::llround(wanted) / kEnough, 1, kLongest);
@@ -170,15 +172,15 @@ std::string Corpus::make_fingerprint(const std::string& names) const {
   if (bytes_ <= kReadWhole)
     for_each_piece(0, bytes_, add);
   else
-    for (int64_t i = 0; i < kPieces; ++i)  // the first bytes are among them, and the last
+    for (int64_t i = 0; i < kPieces; ++i)  // includes the first and the last bytes
       for_each_piece(i * (bytes_ - kPieceBytes) / (kPieces - 1), kPieceBytes, [&](auto bytes) {
         add(bytes);
-        return false;  // of one file: fingerprints have been made so
+        return false;  // a piece ends with its file, as in all fingerprints so far
       });
   return std::string(kSplit) + sum.hex();
 }
 
-// Until f returns false.
+// Stops when f returns false.
 template <class F>
 void Corpus::for_each_piece(int64_t place, int64_t count, F&& f) const {
   auto at =
@@ -208,9 +210,9 @@ void Corpus::copy_window(int64_t window, uint8_t* to) const {
 void Corpus::read(int64_t position, uint8_t* to) const {
   const auto epoch = static_cast<uint64_t>(position / windows_);
   const int64_t index = shuffled(position % windows_, windows_, mix(seed_ + 1) + epoch);
-  const int64_t stretch = index / stretch_;  // of those that are not held out
+  const int64_t stretch = index / stretch_;  // among the stretches that are not held out
   if (stretch >= stretches_ - held_out_before(stretches_))
-    return copy_window(index + held_out_, to);  // behind the last whole one
+    return copy_window(index + held_out_, to);  // after the last whole stretch
   const int64_t at =
       first_where(stretches_, [&](int64_t i) { return i + 1 - held_out_before(i + 1) > stretch; });
   copy_window(at * stretch_ + index % stretch_, to);
@@ -246,8 +248,9 @@ bool is_old_fingerprint(const std::string& fingerprint) {
   return !fingerprint.starts_with("split");
 }
 
-// A Feistel network permutes the smallest even number of bits that holds count; what falls outside
-// is permuted again until it falls inside. No table, so any position is as cheap as the next.
+// A Feistel network permutes the smallest even number of bits that holds `count`; values outside
+// the range are permuted again until they are inside. It needs no table, so any position is equally
+// cheap.
 int64_t shuffled(int64_t index, int64_t count, uint64_t key) {
   constexpr int kRounds = 4;
   const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1)));

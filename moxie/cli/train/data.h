@@ -1,5 +1,5 @@
 // Text as windows of tokens: files are memory-mapped and read as one stream; stretches of it are
-// held out for evaluation; the windows of the rest come in an order that the seed gives.
+// held out for evaluation; the seed shuffles the other windows.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace moxie::cli {
 
-// Files of the paths given, each once, in an order that their names alone decide. In a folder only
-// text is taken: nothing hidden, no file with a zero byte near its start, no installed packages.
+// Finds the files of the given paths, each once, in an order that depends only on their names. In
+// folders, skips hidden files, files with a zero byte near their start, and installed packages.
 std::vector<std::string> find_text_files(const std::vector<std::string>& paths);
 
 struct CorpusOptions {
@@ -23,39 +23,39 @@ struct CorpusOptions {
   uint64_t seed = 0;
 };
 
-// A window is seq_len tokens and the one after them.
+// A window is seq_len tokens and the token after them.
 class Corpus {
  public:
-  explicit Corpus(const CorpusOptions& options);  // Error where there is not enough text
+  explicit Corpus(const CorpusOptions& options);  // throws Error if there is too little text
 
   int64_t windows() const { return windows_; }            // to train on
   int64_t held_out_windows() const { return held_out_; }  // to evaluate on
   int64_t bytes() const { return bytes_; }
   int64_t files() const { return static_cast<int64_t>(files_.size()); }
-  // Changes when files are added, removed or renamed, when their sizes or contents change, and with
-  // the way in which text is split here. Of much text the contents are sampled.
+  // Changes if files are added, removed, renamed, resized or edited, and if the splitting of text
+  // changes. Large texts are sampled.
   const std::string& fingerprint() const { return fingerprint_; }
 
-  // The window that comes `position` windows after the start of training, epoch after epoch; each
-  // epoch is in an order of its own. Copies seq_len + 1 bytes.
+  // Copies window number `position` of training, seq_len + 1 bytes. Each epoch has its own order.
   void read(int64_t position, uint8_t* to) const;
-  // Evenly spread over what is held out, the same ones each time.
+  // Copies window `index` of `count` windows that are spread evenly over the held-out text, always
+  // the same ones.
   void read_held_out(int64_t index, int64_t count, uint8_t* to) const;
 
-  // Entropy of a byte given the byte before it, in nats, of the held-out text: what a model learns
-  // first, and must beat to have learnt anything more.
+  // Entropy of a byte given the byte before it, in nats, of the held-out text. A model learns this
+  // first; one that is not below it has learnt nothing more.
   double bigram_entropy() const;
 
  private:
-  // A file of the stream. A process may have some 65,530 mappings, so of very many files the first
-  // are mapped for good, the others for each reading.
+  // A file of the stream. A process may have about 65,530 mappings, so with very many files only
+  // the first stay mapped; the others are mapped for each read.
   struct Source {
     MappedFile mapped;
-    std::string path;  // empty where it is mapped
+    std::string path;  // empty if it stays mapped
     size_t bytes = 0;
   };
   std::string make_fingerprint(const std::string& names) const;
-  // f(bytes) for the pieces of the stream from `place`, one of each file.
+  // Calls f(bytes) for the pieces of the stream from `place` on, one piece per file.
   template <class F>
   void for_each_piece(int64_t place, int64_t count, F&& f) const;
   void copy_window(int64_t window, uint8_t* to) const;
@@ -63,15 +63,15 @@ class Corpus {
   std::vector<Source> files_;
   std::vector<int64_t> ends_;  // of each file in the stream
   int64_t seq_len_, bytes_ = 0, windows_ = 0, held_out_ = 0;
-  // Held out are whole stretches, evenly spread, so that evaluation is on a fair sample of the text
-  // whatever the sizes of its files, and few windows have a neighbour on the other side.
+  // Whole stretches, evenly spread, are held out: evaluation then uses a fair sample of the text
+  // for any file sizes, and few training windows are next to held-out ones.
   double share_;
-  int64_t stretch_ = 1, stretches_ = 0;  // windows of one; how many there are
+  int64_t stretch_ = 1, stretches_ = 0;  // windows per stretch; number of stretches
   uint64_t seed_;
   std::string fingerprint_;
 };
 
-// Whether a fingerprint is of a version that saw neither the contents nor how they are split.
+// Whether a fingerprint is of an old version, which covered neither contents nor splitting.
 bool is_old_fingerprint(const std::string& fingerprint);
 
 // The place of `index` in a permutation of 0 .. count - 1 that `key` chooses.

@@ -18,7 +18,7 @@ const char* heading(Part part) {
   return "The run";
 }
 
-// The default of the tiny preset, as help shows it.
+// The default (of the tiny preset) for the help.
 std::string default_text(const Field& field) {
   const Config config;
   return std::visit(

@@ -1,4 +1,4 @@
-// The fields of a Config as flags.
+// The fields of a Config as command-line flags.
 #pragma once
 
 #include <map>
@@ -9,7 +9,7 @@
 
 namespace moxie::cli {
 
-// What the user gave; a preset, then a file, then flags, each over what comes before.
+// The user's settings: a preset, then a file, then flags; later ones override earlier ones.
 struct ConfigFlags {
   std::string preset, file;                 // empty: not given
   std::map<std::string_view, Words> given;  // by the field's name
@@ -20,7 +20,7 @@ struct ConfigFlags {
   void apply(Config& config) const;           // the flags alone
 };
 
-// Flags of one part each under a heading of its own. `flags` must live as long as the app.
+// Adds the flags, grouped by part. `flags` must live as long as the app.
 void add_config_flags(CLI::App& app, ConfigFlags& flags);
 
 std::string default_run_folder(const Config& config);

@@ -28,7 +28,8 @@
 namespace moxie::cli {
 namespace {
 
-// A model of more parameters takes seconds to make and to read, and one of ten times more to write.
+// Above this many parameters, making and reading a model takes seconds, and writing ten times as
+// long, so messages are printed.
 constexpr int64_t kLargeModel = 50'000'000;
 
 double now() {
@@ -39,7 +40,7 @@ class Run {
  public:
   explicit Run(const TrainArgs& args);
   Result train();
-  void write_weights();  // to args.save_weights, of the last step
+  void write_weights();  // of the last step, to args.save_weights
 
  private:
   void resume_or_init(const std::optional<Checkpoint>& newest);
@@ -156,16 +157,17 @@ nlohmann::ordered_json Run::evaluation(double loss, int64_t count) const {
 
 double Run::final_evaluation() {
   const int64_t count = held_out(config_.final_eval_windows);
-  // Not after it: it takes as long as many steps. A model that the last step broke is not kept.
+  // Saves before the evaluation, which takes as long as many steps. First evaluates one batch, so
+  // that a model that the last step broke is not saved.
   if (std::isfinite(evaluate(std::min(config_.batch, count), nullptr))) save();
   Progress progress(title_of(config_), 0, count, "held-out window");
   const double loss = evaluate(count, &progress);
   nlohmann::ordered_json line = evaluation(loss, count);
   line["final"] = true;
   const bool broken = !std::isfinite(loss) && config_.on_nan == "stop";
-  if (!broken) save();  // before the line: it comes again when the run is resumed
+  if (!broken) save();  // before the metrics line, which a resumed run writes again
   metrics_->write(line);
-  // No step follows that would notice what the last one did.
+  // After the last step, no later step would notice that it broke the model.
   if (broken)
     throw NotFinite("step " + std::to_string(position_.step) +
                     ": the held-out loss is not finite: " +
@@ -173,7 +175,7 @@ double Run::final_evaluation() {
   return loss;
 }
 
-// stats: of a step whose statistics are due.
+// stats: not null if this step's statistics are due.
 void Run::step(Stats* stats) {
   const double start = now();
   at::Tensor batch, loss;
@@ -186,7 +188,7 @@ void Run::step(Stats* stats) {
     optimizer_.accumulate();
     position_.window += config_.batch;
   }
-  // One copy to the host for a step: what decides whether the step is taken.
+  // One copy to the host per step: the values that decide whether the step is taken.
   const at::Tensor seen = at::stack({loss, optimizer_.grad_norm()}).cpu().to(at::kDouble);
   loss_ = seen[0].item<double>();
   const double norm = seen[1].item<double>();
@@ -275,7 +277,7 @@ Result Run::train() {
                       .device = describe(device_)};
   const std::string text = to_json(result).dump(2) + "\n";
   metrics_->note_result(result.steps, text);
-  write_file(folder_.result(), text);  // over that of the fewer steps which the run may have had
+  write_file(folder_.result(), text);  // replaces the result of an earlier, shorter run
   return result;
 }
 
@@ -286,7 +288,7 @@ Result train(TrainArgs args) {
   check(config);
   const RunFolder folder{config.out};
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
-  config.threads = at::get_num_threads();  // sums depend on it: a resumed run takes the same number
+  config.threads = at::get_num_threads();  // sums depend on it: a resumed run uses the same number
   remove_unfinished_files(folder);
   if (!args.save_weights.empty()) check_weights_path(args.save_weights, folder);
   const std::optional<Result>& finished = args.finished;

@@ -8,25 +8,25 @@
 
 namespace moxie::cli {
 
-// By a signal of InterruptSignals: what was trained is in a checkpoint.
+// Thrown after a signal (InterruptSignals); the progress is saved in a checkpoint.
 class Interrupted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The loss was not finite, and the config says to stop.
+// Thrown if the loss is not finite and the config says to stop.
 class NotFinite : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct TrainArgs {
-  Config config;         // config.out is the run's folder, of which the caller holds the lock
-  RunState before = {};  // what is in the folder; its newest checkpoint is where the run goes on
-  std::optional<Result> finished = {};  // of all of config.steps: only weights are left to write
-  std::string save_weights = {};        // file to write them to at the end; empty: none
+  Config config;         // config.out is the run's folder; the caller holds its lock
+  RunState before = {};  // the folder's content; the run resumes from its newest checkpoint
+  std::optional<Result> finished = {};  // if all steps are done: only weights are left to write
+  std::string save_weights = {};        // file for the weights at the end; empty: none
 };
-// Of a run that is finished it says so, and returns its result.
+// If the run is finished already, says so and returns its result.
 Result train(TrainArgs args);
 
 }  // namespace moxie::cli

@@ -1,4 +1,4 @@
-// What a run needs of the machine: a device, its memory, signals.
+// The machine: devices, memory, signals.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,17 +7,17 @@
 
 namespace moxie::cli {
 
-// "auto", "cpu" or "cuda"; Error where Moxie cannot use a GPU and is told to.
+// name: "auto", "cpu" or "cuda". Throws Error if "cuda" is given and Moxie cannot use a GPU.
 c10::Device choose_device(const std::string& name);
 
 std::string describe(c10::Device device);
 
-// The most that was in use so far: of the process, or of torch on a GPU.
+// Peak memory so far: of the process, or of torch on a GPU.
 int64_t peak_memory_bytes(c10::Device device);
 
-// While it lives, what asks the program to end is noted: SIGINT, SIGTERM, SIGHUP (a terminal that
-// is closed; not under nohup), each of which ends the program when it comes again, and SIGPIPE
-// (nobody reads the progress any more).
+// RAII: records signals that ask the program to end: SIGINT, SIGTERM, SIGHUP (closed terminal; not
+// under nohup), each of which ends the program when it arrives again, and SIGPIPE (the progress has
+// no reader any more).
 class InterruptSignals {
  public:
   InterruptSignals();
@@ -26,7 +26,7 @@ class InterruptSignals {
   InterruptSignals& operator=(const InterruptSignals&) = delete;
 };
 
-// Whether one was noted.
+// Whether a signal was recorded.
 bool interrupted();
 
 }  // namespace moxie::cli

@@ -17,7 +17,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kDeepest = 2;  // a number in a list in the object
+constexpr int kDeepest = 2;  // levels of JSON: object, list of numbers
 
 // A line that a run may have written.
 struct Line {
@@ -39,8 +39,8 @@ std::optional<Line> line_of(std::string_view text) {
   return line;
 }
 
-// f(bytes, line): with the line end; nothing where a run writes no such line. A last line without
-// its end is one that a kill cut short: it is none.
+// Calls f(bytes, line) for every line; bytes include the line end, and `line` is empty if no run
+// writes such a line. A last line without a line end was cut short by a kill, and is skipped.
 void for_each_line(const std::string& path,
                    const std::function<void(std::string_view, const std::optional<Line>&)>& f) {
   if (!std::filesystem::exists(path)) return;
@@ -89,7 +89,7 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
 Metrics::~Metrics() { ::close(fd_); }
 
 void Metrics::write(const nlohmann::ordered_json& line) {
-  const std::string text = line.dump() + "\n";  // in one call: a kill leaves whole lines
+  const std::string text = line.dump() + "\n";  // one write(), so that a kill leaves whole lines
   const ssize_t written = ::write(fd_, text.data(), text.size());
   if (written < 0) fail_io("cannot write", path_, errno);
   if (static_cast<size_t>(written) != text.size()) fail_io("cannot write", path_, ENOSPC);

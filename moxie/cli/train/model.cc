@@ -25,12 +25,13 @@ namespace {
 
 constexpr double kInitStd = 0.02;
 
-// One core draws some 150 million numbers a second. Tensors up to this many elements come from the
-// CPU, and so begin with the same bits on every device: all of the presets tiny and small, whose
-// largest has half as many. Billions would take minutes; a GPU draws what is larger itself.
+// Tensors up to this many elements are drawn on the CPU, so that they start with the same bits on
+// every device. That includes all tensors of the presets tiny and small, whose largest has half as
+// many. A core draws about 150 million numbers per second; billions would take minutes, so larger
+// tensors are drawn on the GPU.
 constexpr int64_t kMostFromCpu = 1 << 24;
 
-// Drawn in float32, so that the dtype changes the rounding and not the numbers.
+// Draws in float32, so that the dtype only changes the rounding.
 void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
   const bool from_cpu = weight.is_cpu() || weight.numel() <= kMostFromCpu;
   const c10::Device device = from_cpu ? c10::Device(c10::kCPU) : weight.device();
@@ -40,8 +41,8 @@ void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
                    .normal_(0, std, generator));
 }
 
-// A CPU's blocked attention makes small products for each head and block, and each has a set-up of
-// its own. For windows shorter than this one product for all heads takes a third of the time.
+// On a CPU, torch's blocked attention makes a small GEMM per head and block, each with its own
+// set-up cost. For windows shorter than this, one GEMM for all heads takes a third of the time.
 constexpr int64_t kBlockedWindow = 256;
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -59,7 +60,7 @@ nn::MxLinear linear(int64_t in, int64_t out, const at::TensorOptions& tensor) {
       .in_features = in, .out_features = out, .bias = false, .recipe = "bf16", .tensor = tensor});
 }
 
-// Pairs are dim i and dim i + head_dim / 2.
+// Rotary embedding; pairs are dims i and i + head_dim / 2.
 at::Tensor rotate(const at::Tensor& x, const Rope& rope) {
   const std::vector<at::Tensor> halves = x.to(at::kFloat).chunk(2, -1);
   const at::Tensor &a = halves[0], &b = halves[1];
@@ -161,10 +162,11 @@ LanguageModelImpl::LanguageModelImpl(const Config& config, c10::Device device)
     at::Generator of_gpu = at::globalContext().defaultGenerator(device);
     of_gpu.set_current_seed(seed);
   }
-  // What is added to the residual stream, twice a layer, starts small: its variance adds up.
+  // Outputs that are added to the residual stream, two per layer, start small, because their
+  // variance adds up.
   const double out_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (const auto& item : named_parameters()) {
-    if (item.value().dim() < 2) continue;  // a norm's weight is 1
+    if (item.value().dim() < 2) continue;  // weights of norms stay 1
     const bool out = item.key().ends_with("wo.weight") || item.key().ends_with("w2");
     draw(item.value(), out ? out_std : kInitStd, generator);
   }
@@ -217,13 +219,13 @@ int64_t LanguageModelImpl::parameter_count() const {
 }
 
 NameToRecipe recipes_of(const Config& config) {
-  // As models of this kind are trained elsewhere: the head, the routers and the narrow wk and wv
-  // stay as they are, and no pattern here names them.
+  // As in common practice, the head, the routers and the narrow wk and wv are not quantized: no
+  // pattern here names them.
   const bool has_experts = config.experts > 0 && config.dense_layers < config.layers;
   const std::string experts = "re:.*\\.(experts|shared)", linears = "re:.*\\.(wq|wo|mlp)";
   NameToRecipe general, special;
   for (const std::string& word : config.recipe) {
-    // A recipe's own fields have a "=" too, but after a ":".
+    // Fields of a recipe contain "=" too, but after a ":".
     const size_t start = word.starts_with("re:") ? 3 : 0;
     const size_t split = word.find('=', start);
     if (split == word.npos || word.find(':', start) < split) {

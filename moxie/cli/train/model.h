@@ -16,7 +16,7 @@
 
 namespace moxie::cli {
 
-// Sees what each part of the model computes, in order: "layers.2.attention", its input and output.
+// Called with the input and output of each part of the model, in order: "layers.2.attention".
 using Tap =
     std::function<void(const std::string& name, const at::Tensor& in, const at::Tensor& out)>;
 
@@ -29,7 +29,7 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Angles by position and pair of a head's dims.
+// Rotary angles, by position and pair of a head's dims.
 struct Rope {
   at::Tensor cos, sin;  // f32 [S, head_dim / 2]
 };
@@ -63,26 +63,26 @@ TORCH_MODULE(Block);
 
 struct Losses {
   at::Tensor tokens;   // f32 []: mean negative log likelihood, in nats
-  at::Tensor routers;  // f32 []: what balances them
+  at::Tensor routers;  // f32 []: the load-balancing loss
 };
 
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  // Weights are drawn from the config's seed: the same ones for every recipe and, but for tensors
-  // of tens of millions of elements, for every device. On at::kMeta the model has shapes and no
-  // weights.
+  // Weights are drawn from the config's seed: the same for every recipe and, except for tensors of
+  // tens of millions of elements, for every device. On at::kMeta the model has only shapes.
   LanguageModelImpl(const Config& config, c10::Device device);
 
   // windows: int64 [B, S + 1]
   Losses forward(const at::Tensor& windows, const Tap& tap = {});
-  // After an optimizer step: routers that balance by a bias move it, and all count from 0 again.
+  // Call after an optimizer step: updates the bias of routers that balance by one, and resets
+  // counts.
   void update_routers();
   void each_moe(const std::function<void(const std::string& name, nn::MoeImpl& moe)>& visit);
   int64_t parameter_count() const;
 
  private:
   const Rope& rope(int64_t length, const at::Device& device);
-  at::Tensor embed_, head_;  // [V, D]; head_ is absent where it is tied
+  at::Tensor embed_, head_;  // [V, D]; head_ is undefined if tied
   torch::nn::ModuleList blocks_;
   RmsNorm norm_ = nullptr;
   Rope rope_;
@@ -91,11 +91,10 @@ class LanguageModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
-// "mxfp8_rceil_128" or "experts=mxfp8_rceil_128" and so on, to the modules that they mean.
+// Maps the config's recipes ("mxfp8_rceil_128", "experts=mxfp8_rceil_128", ...) to modules.
 NameToRecipe recipes_of(const Config& config);
 
-// The parameters that the model would have. Error where its recipes are none, or name no part of
-// it.
+// The number of parameters of the model. Throws Error if a recipe is invalid or names no module.
 int64_t check_model(const Config& config);
 
 }  // namespace moxie::cli

@@ -1,4 +1,4 @@
-// AdamW over float32 master weights; the model's own weights are their rounding to its dtype.
+// AdamW on float32 master weights; the model's weights are the masters, rounded to its dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,10 +23,10 @@ class AdamW {
  public:
   AdamW(LanguageModelImpl& model, const Config& config);
 
-  // Adds the gradients of a micro-batch, and takes them away from the model.
+  // Adds the gradients of a micro-batch, and clears them in the model.
   void accumulate();
-  at::Tensor grad_norm() const;  // f32 [], of everything accumulated
-  // norm is grad_norm()'s value. Afterwards nothing is accumulated.
+  at::Tensor grad_norm() const;  // f32 [], of the accumulated gradients
+  // norm: the value of grad_norm(). Clears the accumulated gradients.
   void step(int64_t step, double norm);
   void drop_gradients();
 
@@ -40,7 +40,8 @@ class AdamW {
   at::Tensor step_, scale_;  // f32 []
 };
 
-// Of step 0, 1, ..: linear to config.lr, then a cosine down to config.min_lr of it.
+// The learning rate of a step, from 0: linear warm-up to config.lr, then a cosine to
+// config.min_lr * config.lr.
 double learning_rate(const Config& config, int64_t step);
 
 }  // namespace moxie::cli

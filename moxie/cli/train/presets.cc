@@ -12,9 +12,9 @@ Config named(std::string_view name, Config config) {
 
 }  // namespace
 
-// Memory: 20 bytes for a parameter (bf16 weight and gradient; float32 master, gradient and two
-// moments), and what a step keeps for its backward pass. 256 windows of 4096 tokens are twice what
-// the tiny preset's last evaluation reads.
+// Memory: 20 bytes per parameter (bf16 weight and gradient; float32 master, gradient and two
+// moments), and what a step saves for backward. The final evaluation reads 256 windows of 4096
+// tokens, twice as many tokens as that of the tiny preset.
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = {
       {"tiny", "1 million parameters: a CPU trains it in a minute or two", named("tiny", {})},

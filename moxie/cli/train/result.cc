@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// JSON has no word for what is not finite: it says null.
+// JSON has no number that is not finite; it is written as null.
 double number_of(const Json& json, const char* name) {
   const Json& value = json.at(name);
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();

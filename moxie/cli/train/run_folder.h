@@ -1,4 +1,4 @@
-// The files of a run, by name. Whoever holds the lock may write them, and nobody else.
+// The files of a run. Only the holder of the lock may write them.
 #pragma once
 
 #include <string>
@@ -14,20 +14,20 @@ struct RunFolder {
   std::string lock() const { return path + "/lock"; }
 };
 
-// Whether anything of a run is there: its config, metrics, result or a checkpoint. Such a folder is
-// never written over.
+// Whether the folder contains a run: a config, metrics, a result or a checkpoint. Such a folder is
+// never overwritten.
 bool holds_run(const RunFolder& folder);
 
-// Makes the folder of the checkpoints. IoError where it is a link: what is written would be outside
-// of the run's folder.
+// Creates the folder of the checkpoints. Throws IoError if it is a link, because files would be
+// written outside of the run's folder.
 void make_checkpoint_folder(const RunFolder& folder);
 
-// What a process that was killed left half written. For the holder of the lock.
+// Removes files that a killed process left unfinished. For the holder of the lock.
 void remove_unfinished_files(const RunFolder& folder);
 
-// Whether the path is a file of the run, or lies among its checkpoints, links followed.
+// Whether the path is a file of the run or in its folder of checkpoints; follows links.
 bool is_file_of_run(const RunFolder& folder, const std::string& path);
-// Whether it lies in the run's folder, links followed.
+// Whether the path is in the run's folder; follows links.
 bool is_inside(const RunFolder& folder, const std::string& path);
 
 }  // namespace moxie::cli

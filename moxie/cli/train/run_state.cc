@@ -16,13 +16,13 @@ bool is_same(const Config& a, const Config& b, const Field& field) {
   return std::visit([&](const auto member) { return a.*member == b.*member; }, field.member);
 }
 
-// Where the run lies, what it is called and what else it writes: no two runs differ by these.
+// Fields about where the run is, its title and what else it writes; they do not affect its results.
 bool is_about_files(const Field& field) {
   return field.name == "out" || field.name == "title" || field.name == "save_weights";
 }
 
-// config.json is written again when a run is resumed with other flags, so what a resumed run may
-// change can differ from the checkpoint; the rest can not.
+// config.json is rewritten when a run is resumed with other flags, so fields that a resumed run may
+// change can differ from the checkpoint; the others must not.
 void compare_configs(const RunFolder& folder, RunState& state) {
   const Config &config = state.config, &saved = state.newest->saved.config;
   const auto differs = [&](std::string_view name, const std::string& here,
@@ -44,7 +44,8 @@ void compare_configs(const RunFolder& folder, RunState& state) {
                           "; the fields count, not its name");
 }
 
-// The newest by the step inside. One that cannot be read might be newer, unless its name says not.
+// Chooses the newest checkpoint by the step inside it. One that cannot be read might be newer,
+// unless its name says otherwise.
 void choose_newest(const RunFolder& folder, RunState& state) {
   for (Checkpoint& checkpoint : find_checkpoints(folder.checkpoints())) {
     const int64_t named = named_step(checkpoint.path), step = checkpoint.saved.position.step;
@@ -106,10 +107,10 @@ void check_result(const RunFolder& folder, const Result& result, RunState& state
     state.notes.push_back("'" + folder.metrics() + "' lacks the last evaluation");
     return;
   }
-  // JSON has no number that is not finite: it says null.
+  // JSON has no number that is not finite; it is written as null.
   const nlohmann::json loss =
       std::isfinite(result.eval_loss) ? nlohmann::json(result.eval_loss) : nlohmann::json();
-  const bool says_windows = result.eval_windows > 0;  // a run of before there was a last evaluation
+  const bool says_windows = result.eval_windows > 0;  // absent in old files
   MOXIE_CHECK(ledger.last->step == result.steps && ledger.last->loss == loss &&
                   (!says_windows || ledger.last->windows == nlohmann::json(result.eval_windows)),
               "'", folder.result(), "' and the last evaluation in '", folder.metrics(),

@@ -1,8 +1,8 @@
-// What a folder says of the run in it, believed only as far as its files agree. Each is compared
-// with another that a run wrote at the same time: config.json with the config inside the newest
-// checkpoint, the checkpoint with the checksum that the metrics note, the metrics with the checksum
-// that the checkpoint notes, result.json with the metrics. That finds damage and the edit of one
-// file; whoever edits all of them alike is not found.
+// The state of a run, read from its folder, trusted only as far as its files agree. Each file is
+// compared with another that the run wrote at the same time: config.json with the config inside the
+// newest checkpoint, the checkpoint with the checksum in the metrics, the metrics with the checksum
+// in the checkpoint, result.json with the metrics. This detects damage and the edit of one file,
+// but not a consistent edit of all of them.
 #pragma once
 
 #include <optional>
@@ -15,18 +15,19 @@
 namespace moxie::cli {
 
 struct RunState {
-  Config config = {};                     // of config.json
-  std::optional<Checkpoint> newest = {};  // none before the first
+  Config config = {};                     // from config.json
+  std::optional<Checkpoint> newest = {};  // absent before the first
   Ledger ledger = {};
-  Words notes = {};  // for the user: what differs without changing the weights, or is unchecked
+  Words notes = {};  // for the user: differences that do not affect the weights, or are unchecked
 };
 
-// For the holder of the lock. Error where there is no run, a file cannot be read, or two of them
-// contradict each other in what gives the run its numbers.
+// For the holder of the lock. Throws Error if there is no run, a file cannot be read, or two files
+// contradict each other in fields that affect the results.
 RunState read_run(const RunFolder& folder);
 
-// Of a run that has taken all of these steps and been evaluated; there may be none. Error where it
-// has taken more, or where result.json is not what the run wrote. Adds to the notes.
+// The result of a run that has done all of these steps and its evaluation; absent if it has not.
+// Throws Error if it has done more steps, or if result.json is not what the run wrote. Adds to the
+// notes.
 std::optional<Result> finished_result(const RunFolder& folder, int64_t steps, RunState& state);
 
 // The value of a field as JSON, for messages.

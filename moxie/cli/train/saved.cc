@@ -17,8 +17,8 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
 constexpr int64_t kTooMany = int64_t{1} << 62;  // steps or windows: more would overflow
-constexpr int kDigits = 8;                      // so that names sort as steps do, mostly
-constexpr int kDeepest = 3;                     // words of a list of the config
+constexpr int kDigits = 8;                      // names then sort like steps, up to 10^8
+constexpr int kDeepest = 3;                     // levels of JSON: saved, config, list of words
 
 Checkpoint read_checkpoint(const std::string& path) {
   Checkpoint checkpoint{.path = path};

@@ -1,4 +1,4 @@
-// What a checkpoint says of itself beside its tensors, and which checkpoints there are.
+// The metadata of a checkpoint, and finding checkpoints.
 #pragma once
 
 #include <string>
@@ -11,8 +11,8 @@
 namespace moxie::cli {
 
 struct Position {
-  int64_t step = 0;                   // steps that are done
-  int64_t window = 0;                 // windows that are read
+  int64_t step = 0;                   // steps done
+  int64_t window = 0;                 // windows read
   std::string data_fingerprint = {};  // of the corpus
   double seconds = 0;                 // spent on the steps
 };
@@ -20,14 +20,13 @@ struct Position {
 struct Saved {
   Config config = {};
   Position position = {};
-  std::string metrics =
-      {};  // checksum of the metrics up to here; empty of a moxie before there was
+  std::string metrics = {};  // checksum of the metrics up to here; empty in old files
 };
 
-// As metadata of a safetensors file, under this key.
+// The key in the metadata of a safetensors file.
 inline constexpr const char* kCheckpointKey = "moxie.checkpoint";
 std::string to_text(const Saved& saved);
-// Error, with the path, unless the file is a checkpoint.
+// Throws Error, with the path, if the file is not a checkpoint.
 Saved saved_of(const std::string& path, const Safetensors& file);
 
 // folder/step-00000100.safetensors
@@ -37,15 +36,15 @@ bool is_checkpoint_name(std::string_view name);
 struct Checkpoint {
   std::string path;
   Saved saved = {};
-  std::string checksum = {};  // what it says, not what it is: that takes to read all of it
-  std::string problem = {};   // why it cannot be read; then there is nothing of the above but path
+  std::string checksum = {};  // as stored; not verified, which would read the whole file
+  std::string problem = {};   // why it cannot be read; then only `path` is valid
 };
 
-// By the step inside them, newest first; those that cannot be read are at the end. Of the same step
-// the one whose name says so is first.
+// Sorted by the step inside them, newest first; those that cannot be read are last. Of several with
+// the same step, the one with that step in its name is first.
 std::vector<Checkpoint> find_checkpoints(const std::string& folder);
 
-// The step that the name says; -1 where it says none.
+// The step in the file's name; -1 if it has none.
 int64_t named_step(const std::string& path);
 
 }  // namespace moxie::cli

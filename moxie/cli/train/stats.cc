@@ -10,10 +10,10 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Operands in the words of the model: of the two products of an MLP, x and w13 give h, then h and
-// w2 give y; their gradients are dh and dy. The transposed forms differ little, and are left out.
+// Names of operands in the model: in an MLP's two GEMMs, x and w13 give h, then h and w2 give y;
+// the gradients are dh and dy. The transposed forms differ little and are left out.
 struct NamedOperand {
-  int64_t product, part;  // places in stats()
+  int64_t product, part;  // indices in stats()
   std::string name;
 };
 

@@ -1,5 +1,5 @@
-// What a step says about itself beyond its loss: the load of the experts, and what quantization
-// loses of every operand of every product.
+// Statistics of a step: the load of the experts, and the quantization error of every operand of
+// every GEMM.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace moxie::cli {
 
-// While it lives the model's modules collect.
+// RAII: makes the model's modules collect statistics.
 class Stats {
  public:
   explicit Stats(LanguageModelImpl& model);
@@ -18,7 +18,8 @@ class Stats {
   Stats& operator=(const Stats&) = delete;
   ~Stats();
 
-  // The rows of each expert in this step; before update_routers(), which starts to count again.
+  // Records the rows of each expert in this step. Call before update_routers(), which resets
+  // counts.
   void count_load();
   // Reads everything from the device.
   void write(int64_t step, Metrics& metrics) const;
@@ -33,7 +34,7 @@ class Stats {
     at::Tensor counts;  // int64 [E]
   };
   LanguageModelImpl& model_;
-  std::vector<Module> modules_;  // that have a recipe which quantizes
+  std::vector<Module> modules_;  // those whose recipe quantizes
   std::vector<Load> loads_;
 };
 

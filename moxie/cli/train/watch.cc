@@ -12,14 +12,14 @@ namespace {
 
 bool all_finite(const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); }
 
-// The first of dim 0 that holds something not finite.
+// The first index of dim 0 with a value that is not finite.
 std::optional<int64_t> first_not_finite(const at::Tensor& x) {
   const at::Tensor bad = at::isfinite(x).logical_not().flatten(1).any(1).nonzero();
   if (bad.numel() == 0) return std::nullopt;
   return bad[0].item<int64_t>();
 }
 
-// ", first in expert 5", of a tensor with a matrix per expert.
+// ", first in expert 5", for a tensor with a matrix per expert.
 std::string expert_of_weight(const at::Tensor& weight) {
   if (weight.dim() != 3 || weight.size(0) == 1) return "";
   return ", first in expert " + std::to_string(first_not_finite(weight).value());
@@ -54,7 +54,8 @@ std::string find_in_forward(LanguageModelImpl& model, const at::Tensor& windows)
   return found;
 }
 
-// As gradients flow, from the head to the embedding: what is not finite spreads to all that follow.
+// Searches in the order of backward, from the head to the embedding, because a value that is not
+// finite spreads to everything after it.
 std::string find_in_gradients(const std::vector<Weight>& weights) {
   std::vector<const Weight*> order;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight)

@@ -1,4 +1,4 @@
-// Where a loss that is not finite comes from.
+// Finds the origin of a loss that is not finite.
 #pragma once
 
 #include <string>
@@ -7,8 +7,8 @@
 
 namespace moxie::cli {
 
-// "the output of layers.1.moe is not finite, first in expert 5": looks at weights, then at what
-// each part computes from the windows, then at gradients. Takes a forward pass.
+// "the output of layers.1.moe is not finite, first in expert 5": searches weights, then the output
+// of each part for these windows, then gradients. Runs a forward pass.
 std::string find_not_finite(LanguageModelImpl& model, const AdamW& optimizer,
                             const at::Tensor& windows);
 
