@@ -5,6 +5,7 @@ VENV ?= .venv
 PIP_ARGS ?=
 CMAKE_ARGS ?=
 JOBS ?= $(shell nproc)
+TEST_JOBS ?= 1
 PRESET ?= $(shell PATH="$$PATH:/usr/local/cuda/bin"; \
   command -v nvcc >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU && echo cuda || echo cpu)
 
@@ -33,6 +34,7 @@ help:
 	@echo "PIP_ARGS='$(PIP_ARGS)'  options of every pip install"
 	@echo "CMAKE_ARGS='$(CMAKE_ARGS)'  options of the configuration, such as -DMOXIE_WERROR=ON"
 	@echo "JOBS=$(JOBS)  compiler processes at a time"
+	@echo "TEST_JOBS=$(TEST_JOBS)  suites of tests at a time; with a GPU leave it at 1, they share its memory"
 	@echo "PRESET=$(PRESET)  cuda where nvcc and a GPU are found, else cpu; see CMakePresets.json"
 
 setup:
@@ -44,7 +46,7 @@ build: setup
 	@$(in_build) cmake --build $(BUILD)/$(PRESET) -j $(JOBS)
 
 test: build
-	@$(in_build) "$(python)" tools/test.py $(BUILD)/$(PRESET)
+	@$(in_build) "$(python)" tools/test.py -j $(TEST_JOBS) $(BUILD)/$(PRESET)
 
 # Goes on where an earlier one was stopped.
 train: build

@@ -9,6 +9,7 @@ if anything failed or nothing passed.
 
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import json
 import os
@@ -101,8 +102,16 @@ def python_suites(library: pathlib.Path) -> list[Suite]:
     ]
 
 
-def run(suite: Suite, env: dict[str, str]) -> tuple[Result, str]:
-    """The suite's counts, and what to print: its output if anything failed, else nothing."""
+@dataclasses.dataclass
+class Finished:
+    suite: Suite
+    result: Result
+    seconds: float
+    output: str  # of the suite if anything failed, else nothing
+
+
+def run(suite: Suite, env: dict[str, str]) -> Finished:
+    start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report"
         # torch.compile keeps graphs by the ops that were called, whatever a library made of them: those of another build would
@@ -134,30 +143,39 @@ def run(suite: Suite, env: dict[str, str]) -> tuple[Result, str]:
     nothing_collected = suite.read_report is read_junit and status == 5
     if status != 0 and not result.failed and not nothing_collected:
         result.failed += 1
-    return result, f"{output.rstrip()}\n(exit status {status})" if result.failed else ""
+    failure = f"{output.rstrip()}\n(exit status {status})" if result.failed else ""
+    return Finished(suite, result, time.monotonic() - start, failure)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("build", type=pathlib.Path, help="build folder, such as build/cpu")
     parser.add_argument("-k", dest="part", default="", help="only suites whose name holds this")
+    parser.add_argument("-j", dest="jobs", type=int, default=1, help="suites that run at a time (1)")
     options = parser.parse_args()
 
     library = options.build.resolve() / "moxie" / "torch" / "libmoxie_torch.so"
     env = {**os.environ, "PYTHONPATH": str(ROOT / "python"), "MOXIE_LIBRARY": str(library)}
     # oneDNN's AMX kernels die with SIGILL in virtual machines that lose tile state at a context switch.
     env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
+    if options.jobs > 1:
+        # Threads that spin while they wait would take the cores of the other suites.
+        env.setdefault("OMP_WAIT_POLICY", "passive")
     suites = cpp_suites(options.build) + python_suites(library)
     total = Result()
-    for suite in (suite for suite in suites if options.part in suite.name):
-        start = time.monotonic()
-        result, failure = run(suite, env)
-        total.add(result)
-        verdict = "FAIL" if result.failed else "ok"
-        seconds = time.monotonic() - start
-        print(f"{verdict:4} {suite.name:36} {result}  ({seconds:.1f} s)", flush=True)
-        if failure:
-            print(failure, flush=True)
+    with concurrent.futures.ThreadPoolExecutor(max_workers=options.jobs) as pool:
+        runs = [pool.submit(run, suite, env) for suite in suites if options.part in suite.name]
+        try:
+            for done in concurrent.futures.as_completed(runs):
+                finished = done.result()
+                total.add(finished.result)
+                verdict = "FAIL" if finished.result.failed else "ok"
+                print(f"{verdict:4} {finished.suite.name:36} {finished.result}  ({finished.seconds:.1f} s)", flush=True)
+                if finished.output:
+                    print(finished.output, flush=True)
+        except KeyboardInterrupt:
+            pool.shutdown(cancel_futures=True)
+            raise
     for reason, count in total.reasons.most_common():
         print(f"skipped {count}: {reason}")
     print(total)
