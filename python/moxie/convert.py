@@ -15,7 +15,7 @@ from moxie.converted import Conversion, is_converted
 from moxie.dtensors import any_dtensor, class_of, gathered_plain
 from moxie.fqn import DEFAULT, FqnToConfig, closest, matching_key, names_matched
 from moxie.gemm import WeightCache
-from moxie.linear import MXLinear
+from moxie.linear import MXLinear, own_forward
 from moxie.nn import GroupedExperts
 from moxie.report import Entry, Report, WarnUnused
 from moxie.skip import LM_SKIP, why_no_experts, why_too_small
@@ -106,8 +106,7 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
     """All targets of a model. A 2D parameter outside of a linear is a target only if `named` holds its name."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            own = class_of(module) is not nn.Linear and not isinstance(module, MXLinear)
-            yield Target(module, fqn, "weight", True, f"{type(module).__name__} may have a forward of its own" if own else "")
+            yield Target(module, fqn, "weight", True, own_forward(class_of(module)))
         elif isinstance(module, GroupedExperts):
             yield Target(module, fqn, "w13", False)
         elif _holds_experts(module):

@@ -1,8 +1,9 @@
 """MXLinear: nn.Linear whose three products are quantized."""
 
+import functools
 import re
 import warnings
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -16,10 +17,42 @@ from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 from moxie.steps import note
 
 
-def _without_ours(cls: type) -> type:
-    """The class that torch makes for a parametrized MXLinear, derived from nn.Linear instead."""
+def _without_ours(cls: type, base: type) -> type:
+    """The class that torch makes for a parametrized MXLinear, derived from `base` instead."""
     members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-    return type(re.sub("MX(FP8)?Linear", "Linear", cls.__name__), (nn.Linear,), members)
+    return type(re.sub("MX(FP8)?Linear", "Linear", cls.__name__), (base,), members)
+
+
+def own_forward(cls: type[nn.Linear]) -> str:
+    """Why linears of the class are left alone, if they are: MXLinear takes the place of nn.Linear's forward, and of no other."""
+    if not issubclass(cls, MXLinear) and cls.forward is not nn.Linear.forward:
+        return f"{cls.__name__} has a forward of its own"
+    if issubclass(cls, nn.modules.linear.NonDynamicallyQuantizableLinear):
+        return f"{cls.__name__} is multiplied by its owner, nn.MultiheadAttention"
+    return ""
+
+
+@functools.cache
+def quantized_class(cls: Any, base: Any) -> Any:
+    """The MXLinear that is also a `cls`, a subclass of nn.Linear with methods of its own: it keeps them."""
+    members = {
+        "__module__": cls.__module__,
+        "__qualname__": f"MX{cls.__qualname__}",
+        "__reduce_ex__": _reduce,
+        "float_class": cls,
+    }
+    return type(f"MX{cls.__name__}", (base, cls), members)
+
+
+def _reduce(linear: "MXLinear", protocol):
+    """For pickle, which cannot find by name a class that is made here."""
+    state = linear.__getstate__() if hasattr(linear, "__getstate__") else linear.__dict__  # Python 3.10's object has none
+    return _unpickled, (linear.float_class, class_of(linear).__bases__[0]), state
+
+
+def _unpickled(cls: Any, base: Any) -> "MXLinear":
+    made = quantized_class(cls, base)
+    return made.__new__(made)
 
 
 class MXLinear(nn.Linear):
@@ -31,6 +64,7 @@ class MXLinear(nn.Linear):
     """
 
     conversion: Conversion
+    float_class: type = nn.Linear  # what to_float restores
 
     def __init__(
         self,
@@ -47,15 +81,16 @@ class MXLinear(nn.Linear):
 
     @classmethod
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
-        """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid."""
-        if class_of(linear) is not nn.Linear and not isinstance(linear, MXLinear):
-            raise TypeError(
-                f"MXLinear.from_float: linear must be an nn.Linear, got {type(linear).__name__}, whose forward "
-                "may be one of its own"
-            )
+        """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid. A subclass
+        of nn.Linear without a forward of its own stays one."""
+        reason = own_forward(class_of(linear)) if isinstance(linear, nn.Linear) else f"got {type(linear).__name__}"
+        if reason:
+            raise TypeError(f"MXLinear.from_float: linear must be an nn.Linear with its forward, {reason}")
         conversion = Conversion(name, config)  # refuses what is no config before anything changes
         if not isinstance(linear, cls):
-            set_class(linear, cls)
+            plain = linear.float_class if isinstance(linear, MXLinear) else class_of(linear)
+            ours: Any = cls
+            set_class(linear, ours if plain is nn.Linear else quantized_class(plain, ours))
         converted = cast(MXLinear, linear)
         converted._convert(conversion.config, name)
         return converted
@@ -65,7 +100,9 @@ class MXLinear(nn.Linear):
         self._modules.pop("weight_cache", None)
         self.conversion.ended = True
         del self.conversion
-        set_class(self, _without_ours(type(self)) if is_parametrized(self) else nn.Linear)
+        own = class_of(self)
+        since = is_parametrized(self) and "float_class" not in vars(own)  # parametrized since it was converted
+        set_class(self, _without_ours(own, self.float_class) if since else self.float_class)
         return self
 
     def _convert(self, config: AnyConfig, name: str) -> None:

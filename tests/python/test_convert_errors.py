@@ -85,9 +85,9 @@ CASES = {
     "a filter that is a name": (lambda: moxie.quantize_(make(), GROUPED, "experts"), TypeError,
                                 "filter_fn must be a function of a module and its name, got 'experts'"),
     "a model without linears": (lambda: moxie.quantize_(nn.ReLU(), "mxfp8_rceil"), ValueError, "the model has 0 linears"),
-    "a linear with a forward of its own": (
+    "a linear that its owner multiplies by": (
         lambda: moxie.quantize_(nn.ModuleDict({"a": nn.MultiheadAttention(64, 4)}), moxie.FqnToConfig({"a.out_proj": LINEAR})),
-        TypeError, "a.out_proj cannot be converted: NonDynamicallyQuantizableLinear may have a forward of its own"),
+        TypeError, "a.out_proj cannot be converted: NonDynamicallyQuantizableLinear is multiplied by its owner"),
     "a state dict for a model": (lambda: moxie.quantize_(make().state_dict(), GROUPED), TypeError,
                                  "model must be an nn.Module, got OrderedDict"),
     "nothing but None": (by_name({"output": None}), ValueError,

@@ -55,7 +55,7 @@ def test_the_skip_list_is_that_of_language_models_and_can_be_changed():
 def test_layers_of_torch_that_are_no_experts_are_left_alone():
     model = nn.ModuleDict({"conv": nn.Conv1d(8, 8, 3), "attention": nn.MultiheadAttention(64, 4), "up": nn.Linear(64, 64)})
     report = moxie.quantize_(model, "mxfp8_rceil")
-    assert report.converted == ["up"] and "forward of its own" in report.left_alone["attention.out_proj"]
+    assert report.converted == ["up"] and "multiplied by its owner" in report.left_alone["attention.out_proj"]
     model["attention"](*[torch.randn(3, 2, 64)] * 3)
 
 

@@ -1,11 +1,14 @@
 """MXLinear: nn.Linear with quantized products."""
 
 import copy
+import pickle
 import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils.parametrizations import weight_norm
 
 import moxie
 from grouped_reference import Problem, run
@@ -76,6 +79,50 @@ def test_a_parametrized_linear_comes_back_parametrized():
     assert torch.equal(model(x), nn.functional.linear(h, model[1].weight, model[1].bias))
     nn.utils.parametrize.remove_parametrizations(model[0], "weight")
     assert type(model[0]) is nn.Linear
+
+
+class Named(nn.Linear):
+    """A subclass without a forward, as frameworks have them."""
+
+    def twice(self, x):
+        return self(x) * 2
+
+
+class Squared(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) ** 2
+
+
+def test_a_subclass_without_a_forward_of_its_own_stays_one(device):
+    x = torch.randn(3, 64, device=device)
+    linear = Named(64, 32, device=device)
+    plain = moxie.MXLinear(64, 32, config="mxfp8_rceil", device=device)
+    plain.load_state_dict(linear.state_dict())
+    moxie.MXLinear.from_float(linear, "mxfp8_rceil", name="up")
+    assert isinstance(linear, moxie.MXLinear) and isinstance(linear, Named) and linear.conversion.name == "up"
+    for one in (linear, copy.deepcopy(linear), pickle.loads(pickle.dumps(linear))):
+        assert type(one) is type(linear) and torch.equal(one.twice(x), plain(x) * 2)
+    moxie.MXLinear.from_float(linear, "mxfp8_rceil_128")
+    assert type(linear.to_float()) is Named and torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
+
+
+def test_a_subclass_with_a_forward_of_its_own_is_left_alone():
+    model = nn.ModuleDict({"squared": Squared(64, 64), "named": Named(64, 64)})
+    report = moxie.quantize_(model, "mxfp8_rceil")
+    assert report.converted == ["named"] and report.left_alone == {"squared": "Squared has a forward of its own"}
+    with pytest.raises(
+        TypeError, match="from_float: linear must be an nn.Linear with its forward, Squared has a forward of its own"
+    ):
+        moxie.MXLinear.from_float(Squared(64, 64), "mxfp8_rceil")
+    assert type(moxie.unquantize_(model)["named"]) is Named
+
+
+def test_a_linear_that_was_parametrized_before_comes_back_parametrized():
+    linear = weight_norm(nn.Linear(64, 64))
+    x, before = torch.randn(3, 64), type(linear)
+    moxie.MXLinear.from_float(linear, "mxfp8_rceil")
+    assert torch.equal(linear(x), moxie.grouped_mm(x, linear.weight.unsqueeze(0), recipe="mxfp8_rceil", bias=linear.bias))
+    assert type(linear.to_float()) is before and torch.equal(linear(x), F.linear(x, linear.weight, linear.bias))
 
 
 def test_autocast_gives_its_dtype(device):
