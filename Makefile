@@ -17,10 +17,11 @@ in_build = PATH="$$(dirname "$(python)"):$$PATH"
 library = $(CURDIR)/$(BUILD)/$(PRESET)/moxie/torch/libmoxie_torch.so
 torch_version = $(shell sed -n 's/^$(1) = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 
-.PHONY: help setup build test train bench format clean
+.PHONY: help setup build test titan train bench format clean
 
 help:
 	@echo "make test     set up, build, run every test that can run here"
+	@echo "make titan    set up, build, test inside TorchTitan, which gets environments of its own"
 	@echo "make train    train a small model in bf16 and in MXFP8, and compare"
 	@echo "make bench    set up, build, measure; prints tables and writes JSON"
 	@echo "make setup    install what is missing (says first what that is)"
@@ -47,6 +48,9 @@ build: setup
 
 test: build
 	@$(in_build) "$(python)" tools/test.py -j $(TEST_JOBS) $(BUILD)/$(PRESET)
+
+titan: build
+	@PIP_ARGS='$(PIP_ARGS)' tools/titan.sh "$(python)" "$(library)" $(BUILD)
 
 # Goes on where an earlier one was stopped.
 train: build

@@ -1,0 +1,61 @@
+"""The overrides as converters, for a config_registry of TorchTitan 0.3: `model_registry(flavor, converters=[...])`."""
+
+from dataclasses import dataclass, field
+
+from torchtitan.components.quantization import QuantizationConverter
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts
+
+from moxie.gemm import DEFAULT_RECIPE
+from moxie.torchtitan.choose import Choice
+
+
+def _replace_all(model_config, target: type, replacement):
+    """Puts replacement(config, name) in the place of every config of the target's type."""
+    for fqn, config, parent, attr in list(model_config.traverse(target)):
+        new = replacement(config, fqn)
+        if parent is None:
+            model_config = new
+        elif isinstance(parent, list):
+            parent[attr] = new
+        else:
+            setattr(parent, attr, new)
+    return model_config
+
+
+class MoxieGroupedExpertsConverter(QuantizationConverter):
+    """Experts through Moxie: w1 and w3 in one product, with SwiGLU and w2 in one node. Parameters keep their names."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        recipe: str = DEFAULT_RECIPE
+        fqns: list[str] = field(default_factory=list)
+        """Parts of names: experts whose name contains one are converted; with none, all are."""
+
+    def __init__(self, config: Config):
+        self.choice = Choice(type(self).__name__, config.recipe, config.fqns)
+
+    def convert(self, model_config):
+        model_config = _replace_all(model_config, GroupedExperts.Config, self.choice.experts)
+        self.choice.finish("experts")
+        return model_config
+
+
+class MoxieLinearConverter(QuantizationConverter):
+    """Linears as MXLinear, but for those of the skip list."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        recipe: str = DEFAULT_RECIPE
+        fqns: list[str] = field(default_factory=list)
+        """Parts of names: linears whose name contains one are converted; with none, all but those of the skip list."""
+        skip: list[str] | None = None
+        """Patterns for whole names of linears to leave alone. None: moxie.LM_SKIP, or none where fqns are given."""
+
+    def __init__(self, config: Config):
+        self.choice = Choice(type(self).__name__, config.recipe, config.fqns, config.skip)
+
+    def convert(self, model_config):
+        model_config = _replace_all(model_config, Linear.Config, self.choice.linear)
+        self.choice.finish("linears")
+        return model_config

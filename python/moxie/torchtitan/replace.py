@@ -1,0 +1,87 @@
+"""What takes the place of a config of TorchTitan 0.3: experts and linears that multiply through Moxie."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torchtitan.config.override import derive
+from torchtitan.models.common.linear import Linear
+from torchtitan.models.common.moe import GroupedExperts
+
+from moxie.gemm import expert_mlp, grouped_mm
+from moxie.linear import MXLinear, own_forward
+
+
+def _local(weight: Tensor) -> Tensor:
+    """The rank's part, in the dtype that TorchTitan multiplies experts in."""
+    return (weight.to_local() if isinstance(weight, DTensor) else weight).bfloat16()
+
+
+def _fused(experts, x: Tensor, counts: Tensor) -> Tensor:
+    """The MLP of GroupedExperts.forward as one node: x is quantized once for w1 and w3, which are one product."""
+    offs = torch.cumsum(counts, dim=0, dtype=torch.int32)
+    w13 = torch.cat([_local(experts.w1_EFD), _local(experts.w3_EFD)], dim=1)
+    return expert_mlp(x.bfloat16(), w13, _local(experts.w2_EDF), offs, recipe=experts.recipe).type_as(x)
+
+
+@functools.cache
+def experts_class(owner: Any) -> Any:
+    """The subclass of TorchTitan's experts `owner` that multiplies through Moxie. Parameters, their names and their shardings
+    are the owner's. Experts with another MLP than GroupedExperts' keep it: their products alone are Moxie's."""
+    is_fused = owner.forward is GroupedExperts.forward
+
+    class MoxieGroupedExperts(owner):
+        @dataclass(kw_only=True, slots=True)
+        class Config(owner.Config):
+            recipe: str
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.recipe = config.recipe
+
+        def _grouped_mm(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
+            return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=self.recipe)
+
+        if is_fused:
+
+            def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+                return _fused(self, x_RD, num_tokens_per_expert_E)
+
+    name = f"Moxie{owner.__name__}"
+    MoxieGroupedExperts.__name__ = MoxieGroupedExperts.__qualname__ = name
+    MoxieGroupedExperts.Config.__qualname__ = f"{name}.Config"
+    return MoxieGroupedExperts
+
+
+def quantized_experts(config: GroupedExperts.Config, recipe: str) -> GroupedExperts.Config:
+    return derive(config, experts_class(type(config)._owner).Config, recipe=recipe)
+
+
+@functools.cache
+def _linear_config_class(base: Any) -> Any:
+    """A Config that builds what `base` builds, and converts it."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(base):
+        recipe: str
+        fqn: str
+
+        def build(self, **kwargs):
+            return MXLinear.from_float(base.build(self, **kwargs), self.recipe, name=self.fqn)
+
+    Config.__qualname__ = f"Moxie{base.__qualname__}"
+    return Config
+
+
+def obstacle_of(config: Linear.Config) -> str:
+    """Why a linear cannot be converted, if it cannot."""
+    owner = type(config)._owner
+    return own_forward(owner) if issubclass(owner, torch.nn.Linear) else f"{owner.__name__} is no nn.Linear"
+
+
+def quantized_linear(config: Linear.Config, recipe: str, fqn: str) -> Linear.Config:
+    base: Any = type(config)
+    return derive(config, _linear_config_class(base), recipe=recipe, fqn=fqn)
