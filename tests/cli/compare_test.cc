@@ -1,4 +1,4 @@
-// What moxie compare makes of runs: its statistics, its plan, its table and its verdict.
+// moxie compare: its statistics, plan, table and verdict.
 #include "moxie/cli/compare/comparison.h"
 
 #include <gmock/gmock.h>
@@ -24,8 +24,8 @@ using ::testing::ThrowsMessage;
 
 // ---- statistics --------------------------------------------------------------------------------
 
-// The table of any book on statistics: two-sided 95 %.
-TEST(StudentT, IsThePrintedTable) {
+// The table in textbooks of statistics, two-sided 95 %.
+TEST(StudentT, MatchesThePrintedTable) {
   const std::pair<int64_t, double> table[] = {
       {1, 12.706}, {2, 4.303},  {3, 3.182},   {4, 2.776},    {5, 2.571},
       {6, 2.447},  {7, 2.365},  {8, 2.306},   {9, 2.262},    {10, 2.228},
@@ -34,8 +34,8 @@ TEST(StudentT, IsThePrintedTable) {
   for (const auto& [degrees, t] : table) EXPECT_NEAR(student_t(0.95, degrees), t, 5e-4) << degrees;
 }
 
-// T of one degree is Cauchy's distribution; of two, t = p sqrt(2 / (1 - p^2)).
-TEST(StudentT, IsExactWhereTheQuantileHasAFormula) {
+// With one degree of freedom T is Cauchy-distributed; with two, t = p sqrt(2 / (1 - p^2)).
+TEST(StudentT, IsExactIfTheQuantileHasAFormula) {
   for (const double p : {0.01, 0.5, 0.9, 0.95, 0.99, 0.999}) {
     EXPECT_NEAR(student_t(p, 1), std::tan(std::numbers::pi / 2 * p), 1e-9 * student_t(p, 1));
     EXPECT_NEAR(student_t(p, 2), p * std::sqrt(2 / (1 - p * p)), 1e-12 * student_t(p, 2));
@@ -115,7 +115,7 @@ TEST(Plan, SaysWhichFileIsDamaged) {
 
 // ---- the comparison ----------------------------------------------------------------------------
 
-// Runs of the plan in order, with these held-out losses.
+// Compares the runs of the plan, in order, with these held-out losses.
 Comparison comparison(const Plan& plan, const std::vector<double>& losses) {
   std::vector<ComparedRun> runs;
   for (const PlannedRun& run : runs_of(plan))
@@ -168,7 +168,7 @@ TEST(Comparison, ShowsATable) {
   EXPECT_THAT(one, AllOf(HasSubstr("-1.00 %"), HasSubstr("1 seed."), Not(HasSubstr(" to "))));
 }
 
-TEST(Comparison, SaysInWordsWhatIsNotFinite) {
+TEST(Comparison, PrintsWordsForLossesThatAreNotFinite) {
   for (const double bad : std::vector<double>{NAN, -NAN, INFINITY}) {
     const auto text = text_of(comparison(plan({"bf16", "mx"}, 2), {1, 1, 1, bad}));
     EXPECT_THAT(text, AllOf(HasSubstr("not finite to not finite"), Not(HasSubstr("nan")),
@@ -192,7 +192,7 @@ TEST(Requirement, IsOnTheUpperEndOfTheInterval) {
   EXPECT_THAT(recipes_above(compared, 0.5),
               ElementsAre(AllOf(HasSubstr("mx may be 1.00 % above bf16's"),
                                 HasSubstr("0.50 % more than the 0.5 % allowed"))));
-  // The mean is below what is allowed, but two seeds so far apart say little.
+  // The mean is below the limit, but the interval of two seeds this far apart is wide.
   EXPECT_THAT(recipes_above(comparison(plan({"bf16", "mx"}, 2), {1, 1.01, 1, 1.02}), 5), SizeIs(1));
 }
 

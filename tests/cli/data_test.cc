@@ -1,4 +1,4 @@
-// The text of a run: which windows there are, who reads them and when.
+// The text of a run: its windows, their order, and which are held out.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ TEST(Shuffled, IsAPermutationThatTheKeyChooses) {
   EXPECT_LT(shuffled(many - 1, many, 7), many);
 }
 
-// Bytes that say where they are: the little-endian place / 2, so that windows can be told apart.
+// Bytes that encode their position (place / 2, little-endian), so that windows can be told apart.
 std::string numbered(int64_t count) {
   std::string text;
   for (int64_t i = 0; i < count; ++i) text += static_cast<char>(i % 2 == 0 ? i / 2 % 256 : i / 512);
@@ -62,14 +62,15 @@ class CorpusTest : public ::testing::Test {
       folder_.write(std::filesystem::path(path).filename().string(), text.substr(at, some));
       at += some;
     }
-    // One of them starts with a zero byte, so it is named: a folder would leave it out.
+    // One of them starts with a zero byte, so it is named explicitly: in a folder it would be
+    // skipped.
     options_ = {.paths = {folder_.path("a"), folder_.path("b"), folder_.path("c")},
                 .seq_len = kSeqLen,
                 .held_out = 0.1,
                 .seed = 3};
   }
 
-  // The place of a window's first byte, after a check that its bytes follow each other.
+  // The position of a window's first byte; checks that its bytes are consecutive.
   static int64_t begin_of(const std::vector<uint8_t>& window) {
     const std::string all = numbered(1000);
     const std::string_view bytes(reinterpret_cast<const char*>(window.data()), window.size());
@@ -121,7 +122,7 @@ TEST_F(CorpusTest, HeldOutWindowsAreTheSameForEverySeedAndNoneComesFromOutside) 
   options_.seed = 4;
   EXPECT_EQ(held_out_of(Corpus(options_)), begins);
   std::vector<uint8_t> window(kSeqLen + 1);
-  for (int64_t i = 0; i < 100; ++i) {  // more than there are: some come again
+  for (int64_t i = 0; i < 100; ++i) {  // more than there are, so some repeat
     corpus.read_held_out(i, 100, window.data());
     EXPECT_THAT(begins, ::testing::Contains(begin_of(window)));
   }
@@ -141,7 +142,7 @@ TEST_F(CorpusTest, HeldOutStretchesAreSpreadOverTheWholeText) {
 
 TEST(Corpus, LongTextIsHeldOutInStretchesOf64Windows) {
   const Folder folder;
-  std::string text;  // each window names itself
+  std::string text;  // each window contains its number
   for (int i = 0; i < 100000; ++i) text += std::to_string(1000000 + i) + "\n";
   const Corpus corpus(
       {.paths = {folder.write("x", text)}, .seq_len = 8, .held_out = 0.05, .seed = 1});
@@ -245,10 +246,10 @@ TEST(Corpus, BigramEntropyOfKnownText) {
   };
   std::string turns, fair;
   for (int i = 0; i < 500; ++i) turns += "abcd";
-  for (int i = 0; i < 500; ++i) fair += "aabb";  // after an a comes a or b, as often; after b too
+  for (int i = 0; i < 500; ++i) fair += "aabb";  // a and b follow each letter equally often
   EXPECT_EQ(corpus(turns).bigram_entropy(), 0);
   EXPECT_NEAR(corpus(fair).bigram_entropy(), std::log(2.0), 1e-5);
-  // Of any text: the sum over pairs, from its own definition.
+  // For random text: the sum over pairs, from the definition of entropy.
   Random random(1);
   std::string text;
   for (int i = 0; i < 4001; ++i) text += "abcdefgh"[random.below(1 + random.below(8))];
@@ -307,7 +308,7 @@ TEST(FindTextFiles, TakesEachFileOnce) {
   EXPECT_EQ(linked.size(), 3u) << ::testing::PrintToString(linked);
 }
 
-// A process may map some 65,530 files at once.
+// A process may map about 65,530 files at once.
 TEST(Corpus, ReadsMoreFilesThanAProcessMayMap) {
   const Folder folder;
   constexpr int64_t kFiles = 66'000, kSeqLen = 8;
@@ -315,7 +316,7 @@ TEST(Corpus, ReadsMoreFilesThanAProcessMayMap) {
   const Corpus corpus({.paths = {folder.path()}, .seq_len = kSeqLen, .held_out = 0.1, .seed = 1});
   EXPECT_EQ(corpus.files(), kFiles);
   EXPECT_EQ(corpus.bytes(), 6 * kFiles);
-  std::string text;  // the stream, as names order it
+  std::string text;  // the stream, ordered by file names
   for (const std::string& path : find_text_files({folder.path()}))
     text += std::to_string(std::stoll(std::filesystem::path(path).filename().string()) + 100'000);
   std::vector<uint8_t> window(kSeqLen + 1);

@@ -1,4 +1,4 @@
-// What the program reads and writes: safetensors files, checksums, files that are whole or absent.
+// The program's files: safetensors, checksums, atomic files.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -66,7 +66,7 @@ TEST(Safetensors, ReadsFilesOfOthers) {
   const Folder folder;
   EXPECT_THAT(read_safetensors(folder.write("empty", raw_safetensors("{}", ""))).tensors,
               IsEmpty());
-  // In any order, not aligned, with metadata and padding, two empty tensors at one place.
+  // Entries out of order, unaligned, with metadata and padding, and two empty tensors at one place.
   const Safetensors file = read_safetensors(folder.write(
       "x", raw_safetensors(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[3,7]},)"
                            R"("a":{"shape":[3],"dtype":"U8","data_offsets":[0,3]},)"
@@ -88,7 +88,7 @@ struct Broken {
 };
 
 TEST(Json, TimeGrowsWithTheTextAndNotWithItsSquare) {
-  std::string text = "{";  // a walk over all of it for each of its objects would take minutes
+  std::string text = "{";  // quadratic parsing would take minutes
   for (int i = 0; i < 200000; ++i) text += '"' + std::to_string(i) + R"(":{"a":[]},)";
   text.back() = '}';
   EXPECT_EQ(parse_json("x", text, {.deepest = 2, .most_bytes = text.size()}).size(), 200000u);
@@ -210,7 +210,7 @@ TEST(Safetensors, NamesTheRuleThatAFileBreaks) {
   }
 }
 
-// Its bytes are written down: no code writes this format any more.
+// The bytes are literal, because no code writes this format any more.
 TEST(Safetensors, ReadsFilesOfFormatOne) {
   const Folder folder;
   std::string header =
@@ -225,7 +225,7 @@ TEST(Safetensors, ReadsFilesOfFormatOne) {
               ThrowsMessage<Error>(HasSubstr("is damaged: its checksum is")));
 }
 
-TEST(Safetensors, RefusesWhatIsNoSuchFile) {
+TEST(Safetensors, RefusesFilesOfOtherFormats) {
   const Folder folder;
   const auto expect = [&](const std::string& bytes, const std::string& message) {
     const std::string path = folder.write("x", bytes);
@@ -340,7 +340,7 @@ TEST(AtomicFile, TakesItsNameAtCommitAndNotBefore) {
   EXPECT_THAT(folder.names(), ElementsAre("x"));
 }
 
-// The largest file this process may write, as if the disk were full there.
+// RAII: limits the size of files that this process may write, to simulate a full disk.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {
@@ -360,7 +360,7 @@ class FileLimit {
   void (*handler_)(int);
 };
 
-TEST(AtomicFile, LeavesTheOldFileWholeWhereTheDiskIsFull) {
+TEST(AtomicFile, KeepsTheOldFileIfTheDiskIsFull) {
   const Folder folder;
   folder.write("x", "old");
   const std::string much(1 << 20, 'm');

@@ -1,5 +1,5 @@
-// Damaged and hostile files: an error with the path each time, no crash, no hang. The sanitizers
-// see every byte that is read outside of a file.
+// Damaged and hostile files: each must give an error with the path, without a crash or hang. The
+// sanitizers detect reads outside of a file.
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -21,7 +21,7 @@ using Mutation = std::function<std::string(Random&, const std::string&)>;
 
 constexpr int kFiles = 1000;
 
-// What reading says: nothing where it succeeds. Anything but Error and IoError ends the test.
+// The error of a read; empty if it succeeds. Any exception except Error and IoError ends the test.
 std::string error_of(const std::function<void()>& read) {
   try {
     read();
@@ -115,7 +115,7 @@ const std::vector<Json>& odd_values() {
   return values;
 }
 
-// An odd value in place of a field of a tensor, or of the tensor, or of the metadata.
+// Replaces a field of a tensor, a whole tensor or the metadata by an unexpected value.
 std::string odd_field(Random& random, const std::string& file) {
   Json header = Json::parse(header_of(file));
   Json& entry = random_entry(random, header);
@@ -175,7 +175,7 @@ const std::vector<Mutation> kMutations = {flip_bits,     truncate,      splice, 
                                           append,        zero_run,      change_length, odd_field,
                                           unknown_field, shift_offsets, duplicate_key, nest};
 
-// As train/checkpoint.cc writes them, with a few tensors.
+// A checkpoint as train/checkpoint.cc writes it, with a few tensors.
 std::string checkpoint(const Folder& folder) {
   const Json about = {{"config", to_json(Config())},
                       {"position", {{"step", 7}, {"window", 112}, {"seconds", 1.5}}}};
@@ -216,7 +216,7 @@ TEST(Mutations, EveryDamagedCheckpointIsRefused) {
   }
 }
 
-// Without a checksum a changed value is no error; a broken rule is.
+// Without a checksum, a changed value is not an error, but a broken rule is.
 TEST(Mutations, FilesOfOthersThatBreakARuleAreRefused) {
   const Folder folder;
   const std::string whole = of_others();
@@ -229,7 +229,7 @@ TEST(Mutations, FilesOfOthersThatBreakARuleAreRefused) {
   }
 }
 
-TEST(Mutations, WhatIsReadOfDamagedFilesOfOthersLiesInsideThem) {
+TEST(Mutations, TensorsOfDamagedForeignFilesStayInsideTheFile) {
   const Folder folder;
   const std::string whole = of_others();
   Random random(3);

@@ -1,4 +1,4 @@
-// Other programs: started without a shell, read, and killed where they hang.
+// Running other programs: without a shell, reading their output, killing them if they hang.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Long enough for a loaded machine; nothing waits for it unless a test fails.
+// Long enough for a loaded machine; only a failing test waits this long.
 constexpr std::chrono::milliseconds kLong = 30s;
 
 std::string script(const Folder& folder, std::string_view name, std::string_view lines) {
@@ -53,7 +53,7 @@ class PythonIs {
   std::optional<std::string> old_;
 };
 
-// Names that mean something to a shell. Each would make the file `pwned` there.
+// Names with special characters of a shell; a shell would create the file `pwned`.
 std::vector<std::string> crafted_names(const Folder& folder) {
   const std::string pwned = folder.path("pwned");
   return {"it's python",
@@ -72,7 +72,7 @@ std::vector<std::string> crafted_names(const Folder& folder) {
 TEST(PythonLibrary, TakesAnInterpreterWhoseNameMeansSomethingToAShell) {
   const Folder folder;
   for (std::string name : crafted_names(folder)) {
-    std::replace(name.begin(), name.end(), '/', '_');  // the name of a file
+    std::replace(name.begin(), name.end(), '/', '_');  // a valid file name
     const PythonIs python(script(folder, name, "echo '" + folder.path() + "'"));
     EXPECT_EQ(python_library(), folder.path()) << name;
   }
@@ -117,7 +117,7 @@ TEST(PythonLibrary, GivesUpAPythonThatHangs) {
       ThrowsMessage<Error>(AllOf(HasSubstr("hangs'"), HasSubstr("no answer within 50 ms"))));
 }
 
-TEST(PythonLibrary, IsNotThatOfAModuleInTheFolderWeAreIn) {
+TEST(PythonLibrary, IgnoresModulesInTheCurrentFolder) {
   if (read_output("python3", {"-c", ""}, kLong).code != 0) GTEST_SKIP() << "no python3";
   const Folder folder;
   folder.write("sysconfig.py", "get_path = lambda name: '/tmp'");

@@ -1,6 +1,6 @@
-// Folders of runs in which one file was changed, by bytes or by somebody who knows its form and its
-// checksum: an error, a word about it, or the same numbers. MOXIE_RUN_FUZZ_CASES folders (1000),
-// from MOXIE_RUN_FUZZ_FIRST on.
+// Folders of runs in which one file was changed, randomly or with knowledge of its format and
+// checksum. Each must give an error, a note, or unchanged results. MOXIE_RUN_FUZZ_CASES folders
+// (default 1000), from MOXIE_RUN_FUZZ_FIRST on.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -73,7 +73,7 @@ Json odd_value(Random& random) {
   return values[static_cast<size_t>(random.below(std::ssize(values)))];
 }
 
-// A value near what is there, so that it may well be taken for right.
+// A plausible value near the original.
 Json near_value(Random& random, const Json& value) {
   if (value.is_number_integer()) return value.get<int64_t>() + random.pick<int64_t>({-1, 1, 4});
   if (value.is_number_float()) return value.get<double>() * random.pick({0.5, 1.0000001, 2.0});
@@ -136,7 +136,7 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
   Json header = Json::parse(header_of(file));
   std::string bytes = file;
   switch (random.below(4)) {
-    case 0: {  // what it says of itself
+    case 0: {  // its metadata
       Json& text = header["__metadata__"][kCheckpointKey];
       Json about = Json::parse(text.get<std::string>());
       change_field(random, about);
@@ -144,7 +144,7 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
       bytes = with_header(file, header.dump());
       break;
     }
-    case 1: {  // a step that would fit in all but the metrics
+    case 1: {  // a step that contradicts only the metrics
       Json& text = header["__metadata__"][kCheckpointKey];
       Json about = Json::parse(text.get<std::string>());
       const int64_t step = random.between(0, 9);
@@ -169,7 +169,7 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
 
 // ---- what is believed --------------------------------------------------------------------------
 
-// Everything that a run goes on with, or that is shown of it.
+// Everything that a resumed run uses or shows.
 struct Believed {
   Json config = {};
   std::map<std::string, std::string> tensors = {};
@@ -220,8 +220,8 @@ Believed believe(const RunFolder& run) {
 
 class RunMutations : public ::testing::Test {
  protected:
-  // Of a run that is as it was, by the step that it goes on from: without its last checkpoint it
-  // goes on from the one before, and ends with the same numbers.
+  // The expected state of an unchanged run, by the step that it resumes from: without its last
+  // checkpoint it resumes from the one before, and ends with the same results.
   std::map<int64_t, Believed> genuine(RunFiles::End end) {
     files_.write(end);
     std::map<int64_t, Believed> all;

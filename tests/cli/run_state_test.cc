@@ -1,4 +1,4 @@
-// What is believed of a run's folder: each file only as far as another one confirms it.
+// The state read from a run's folder: each file is trusted only if another one confirms it.
 #include "moxie/cli/train/run_state.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +38,7 @@ class RunStateTest : public ::testing::Test {
     ASSERT_NE(at, text.npos) << from;
     write(path, text.replace(at, from.size(), to));
   }
-  // What the checkpoint says of itself, changed by somebody who knows its checksum.
+  // Changes the metadata of a checkpoint, and its checksum with it.
   void forge(int64_t step, const std::function<void(Json&)>& change) const {
     const std::string path = files_.checkpoint(step), file = read(path);
     Json header = Json::parse(header_of(file));
@@ -62,7 +62,7 @@ class RunStateTest : public ::testing::Test {
   RunFiles files_{folder_};
 };
 
-TEST_F(RunStateTest, AgreesWhereNobodyTouchedIt) {
+TEST_F(RunStateTest, AcceptsAnUnchangedFolder) {
   stopped();
   RunState state = read_run(files_.run);
   EXPECT_THAT(state.notes, IsEmpty());
@@ -185,7 +185,7 @@ TEST_F(RunStateTest, RefusesAnEditedResult) {
   finished();
   edit(files_.run.metrics(), "5.25", "4.25");
   refuses("are not the same");
-  // One that a run of before left, which noted nothing.
+  // The folder of an old run, whose metrics recorded no checksums.
   finished();
   const std::string lines = read(files_.run.metrics());
   write(files_.run.metrics(), lines.substr(0, lines.rfind("{\"event\":\"result\"")));
@@ -194,8 +194,8 @@ TEST_F(RunStateTest, RefusesAnEditedResult) {
   refuses("are not the same");
 }
 
-// 200,000 brackets took the stack.
-TEST_F(RunStateTest, RefusesWhatIsNestedTooDeeply) {
+// 200,000 brackets exhausted the stack.
+TEST_F(RunStateTest, RefusesJsonNestedTooDeeply) {
   const std::string deep(200000, '[');
   stopped();
   write(files_.run.metrics(), read(files_.run.metrics()) + deep + "\n");

@@ -1,4 +1,4 @@
-// What needs no torch: the config, the metrics and the result of a run, words for people, GPUs.
+// The parts of the program that need no torch: config, metrics and result of a run, text, GPUs.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -43,7 +43,7 @@ TEST(Text, NumbersAreShort) {
   EXPECT_EQ(human_time(-1), "0s");
 }
 
-TEST(Text, WhatIsNoNumberIsSaidInWords) {
+TEST(Text, PrintsWordsForValuesThatAreNotFinite) {
   for (const double value : std::vector<double>{NAN, -NAN, INFINITY, -INFINITY}) {
     EXPECT_EQ(fixed(value, 2), "not finite");
     EXPECT_EQ(human_bytes(value), "not finite");
@@ -227,7 +227,7 @@ TEST(Result, IsWhatTrainWroteOrAnErrorWithThePath) {
         << text;
 }
 
-TEST(Result, IsThatOfAFinishedRunIfItHasTakenAllSteps) {
+TEST(Result, IsReadIfTheRunHasDoneAllSteps) {
   const Folder folder;
   EXPECT_FALSE(finished_result(folder.path("result.json"), 3));
   Result result;

@@ -1,4 +1,4 @@
-// Bad arguments: each is answered with the op, the rule and the value, before anything is written.
+// Bad arguments: each error names the op, the rule and the value, before anything is written.
 #include "moxie/core/base/check.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +24,7 @@ constexpr Block k1x32{1, 32}, k32x1{32, 1}, k32x32{32, 32};
 #define EXPECT_REFUSED(call, message) \
   EXPECT_THAT([&] { call; }, ThrowsMessage<Error>(HasSubstr(message)))
 
-// A call that is right; each test breaks one thing.
+// A valid call; each test breaks one thing.
 struct Call {
   Shape shape{8, 64};
   std::vector<float> x = std::vector<float>(512, 1.f);
@@ -112,7 +112,7 @@ TEST(Check, RefusesATallRowwiseBlockOnGroups) {
                  "with offs a rowwise block must be one row tall (1x32 or 1x128), got 32x32");
 }
 
-TEST(Check, RefusesABlockNobodyHas) {
+TEST(Check, RefusesAnUnsupportedBlock) {
   Call call;
   call.args.rowwise->block = {1, 64};
   EXPECT_REFUSED(call.run(), "block must be one of the supported blocks, got 1x64");

@@ -1,6 +1,6 @@
-// The padding that wgrad's kernel clears in shared memory. It runs here as it does on a GPU.
+// clear_tail, which zeroes wgrad's padding in shared memory, run on a CPU.
 #include "tests/support/cta_on_host.h"
-// After what nvcc provides.
+// Must come after cta_on_host.h.
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -12,7 +12,7 @@ namespace {
 
 using sm90::kTileK;
 
-// Where the copy engine puts byte k of row r: bits 4 to 6 of an address meet bits 7 to 9.
+// Where TMA puts byte k of row r: bits 4 to 6 of an address are xored with bits 7 to 9.
 int address(int r, int k) {
   const int plain = r * kTileK + k;
   return plain ^ (plain >> 7 & 7) << 4;

@@ -1,4 +1,4 @@
-// dequantize reads scales in any layout as it reads plain ones, on every backend here.
+// dequantize gives the same result for scales in any layout, on every backend here.
 #include "moxie/core/dequantize/dequantize.h"
 
 #include <gtest/gtest.h>

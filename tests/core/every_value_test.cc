@@ -1,5 +1,5 @@
-// Conversions to and from e4m3 on every backend, of all values there are: each has instructions, or
-// integers in their place, that no sample of values can show to be right.
+// Conversions to and from e4m3 of all values, on every backend: each backend has its own
+// instructions, or integer code, which a sample of values could not verify.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -24,12 +24,12 @@ class Conversion : public ::testing::TestWithParam<NamedExec> {
 INSTANTIATE_TEST_SUITE_P(, Conversion, ::testing::ValuesIn(backends_here()),
                          [](const auto& info) { return info.param.name; });
 
-// 512 - ulp, once in every block of both forms, keeps the scale of the floor rule at 1: elements
-// are then encoded as they are, and those above 448 saturate. Larger ones are no scale's.
+// One value of 512 - ulp in every block of both forms makes the scale of the floor rule 1: elements
+// are then encoded unscaled, and those above 448 saturate. Larger values never occur.
 TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
   constexpr int64_t kSide = 2048;
   constexpr uint32_t kEnd = 0x44000000, kLast = kEnd - 1;  // 512 and the float before it
-  // A CPU has been through all of them in format_test; here it shows that its vectors agree.
+  // format_test covers all values on a CPU; here a sample shows that the vector code agrees.
   const uint64_t stride = exec().backend == Backend::kCuda ? 1 : 1009;
   uint64_t next = 0;
   while (next < 2 * uint64_t{kEnd}) {
@@ -67,7 +67,7 @@ TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
   }
 }
 
-// Row r has the scale 2^(r - 127), and NaN in the last.
+// Row r has the scale 2^(r - 127); the last row has NaN.
 TEST_P(Conversion, DecodesEveryByteWithEveryScaleAsTheReference) {
   const Shape shape{256, 256};
   std::vector<e4m3> bytes(256 * 256);
@@ -90,8 +90,9 @@ TEST_P(Conversion, DecodesEveryByteWithEveryScaleAsTheReference) {
     }
 }
 
-// Column c has byte c in all rows, whose scales fall by one power of two each. The second 256
-// columns have the largest value above theirs, so that all of them are rounded on its grid.
+// Column c has byte c in all rows; in each block of 32 rows, each row's scale is half of the one
+// before. The second 256 columns have the largest value in the first row of each block, so that all
+// others are rounded to its grid.
 TEST_P(Conversion, RequantizesEveryByteAtEveryDistanceOfScalesAsTheReference) {
   constexpr int64_t kRows = 128, kCols = 512;
   const Shape shape{kRows, kCols};
@@ -101,7 +102,7 @@ TEST_P(Conversion, RequantizesEveryByteAtEveryDistanceOfScalesAsTheReference) {
     for (int64_t col = 0; col < kCols; ++col) {
       const bool largest = col >= 256 && row % 32 == 0;
       bytes[row * kCols + col].bits = static_cast<uint8_t>(largest ? 0x7e : col);
-      // Of the four blocks of rows one is near the end of the range.
+      // The first of the four blocks of rows is near the end of the range.
       codes[(row * kCols + col) / 32].code = static_cast<uint8_t>((row < 32 ? 36 : 200) - row % 32);
     }
   for (const ScaleRule rule : {ScaleRule::kRceil, ScaleRule::kFloor})

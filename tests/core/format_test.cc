@@ -18,7 +18,7 @@ float f32(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kStride = 257;  // sanitizers are slow: a prime, so that every low byte is seen
+constexpr uint64_t kStride = 257;  // sanitizers are slow; a prime, so that every low byte occurs
 #else
 constexpr uint64_t kStride = 1;
 #endif
@@ -133,7 +133,7 @@ TEST(E8m0, DecodesEveryCode) {
   EXPECT_TRUE(std::isnan(inverse(e8m0{255})));
 }
 
-// The rules as the spec writes them, each from its own definition.
+// The rules, each from its definition in the spec.
 uint8_t spec_rceil(uint32_t bits) {
   const uint32_t d = bits_of(f32(bits) * f32(0x3b124925));  // f32(1 / 448)
   const uint32_t exponent = d >> 23, mantissa = d & 0x7fffff;
@@ -155,32 +155,32 @@ uint8_t spec_even(uint32_t bits) {
   return spec_floor((bits + (1u << 19)) & 0xff800000);
 }
 
-TEST(ScaleRule, RceilIsTheSpecForEveryAmax) {
+TEST(ScaleRule, RceilMatchesTheSpecForEveryAmax) {
   EXPECT_EQ(count_failures([](uint32_t bits) {
               return scale_of(f32(bits), ScaleRule::kRceil).code == spec_rceil(bits);
             }),
             0u);
 }
-TEST(ScaleRule, FloorIsTheSpecForEveryAmax) {
+TEST(ScaleRule, FloorMatchesTheSpecForEveryAmax) {
   EXPECT_EQ(count_failures([](uint32_t bits) {
               return scale_of(f32(bits), ScaleRule::kFloor).code == spec_floor(bits);
             }),
             0u);
 }
-TEST(ScaleRule, CeilIsTheSpecForEveryAmax) {
+TEST(ScaleRule, CeilMatchesTheSpecForEveryAmax) {
   EXPECT_EQ(count_failures([](uint32_t bits) {
               return scale_of(f32(bits), ScaleRule::kCeil).code == spec_ceil(bits);
             }),
             0u);
 }
-TEST(ScaleRule, EvenIsTheSpecForEveryAmax) {
+TEST(ScaleRule, EvenMatchesTheSpecForEveryAmax) {
   EXPECT_EQ(count_failures([](uint32_t bits) {
               return scale_of(f32(bits), ScaleRule::kEven).code == spec_even(bits);
             }),
             0u);
 }
 
-// Every bf16 amax is an f32 amax; the property that RCEIL exists for, on all of them.
+// The defining property of RCEIL, for every bf16 amax.
 TEST(ScaleRule, RceilIsTheSmallestScaleThatDoesNotClipForEveryBf16Amax) {
   for (uint32_t upper = 0; upper < 0x7f80; ++upper) {
     const double amax = f32(upper << 16);

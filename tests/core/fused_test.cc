@@ -1,4 +1,4 @@
-// An op fused with quantize gives the bytes of the two ops one after the other, on every backend.
+// An op fused with quantize gives the same bytes as the two separate ops, on every backend.
 #include <gtest/gtest.h>
 
 #include <sstream>
@@ -25,7 +25,7 @@ Block random_block(Random& random, Form form, bool grouped) {
   }
 }
 
-// Which forms of an x [rows, cols] are asked for.
+// The requested forms of an x [rows, cols].
 struct Request {
   Shape x;
   std::vector<int32_t> offs;  // empty: no offs
@@ -39,7 +39,7 @@ struct Request {
     if (random.chance(75))
       offs = random_offs(random, rows, random.pick<int64_t>({1, 2, 3, 8, 33, 300}));
     misalign = random.chance(60) ? 0 : static_cast<int>(random.between(1, 7));
-    const int64_t which = random.below(4);  // both forms are what training asks for
+    const int64_t which = random.below(4);  // both forms more often, as in training
     rowwise = which != 1, colwise = which != 0;
     row_block = random_block(random, Form::kRowwise, !offs.empty());
     col_block = random_block(random, Form::kColwise, !offs.empty());
@@ -73,7 +73,7 @@ struct Request {
   }
 };
 
-// The result of an op that is not fused, where the backend reads it.
+// The intermediate result of the separate ops, in the backend's memory.
 struct Between {
   Arena arena;
   FloatView view;
@@ -83,7 +83,7 @@ struct Between {
   ConstFloatView in() const { return {view.data, view.format, view.shape}; }
 };
 
-// Rows past the last group are computed by no fused op: their values must not matter.
+// Fused ops do not compute rows past the last group, so their values must not matter.
 template <class Fused, class Apart>
 void expect_equal(const std::string& text, const Fused& fused, const Apart& apart,
                   bool equals_ref) {

@@ -1,4 +1,4 @@
-// The Hopper GEMMs against sums in f64, on problems that are small and awkward.
+// The Hopper GEMMs against sums in f64, on small problems with edge cases.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -54,9 +54,9 @@ std::vector<float> floats(const std::vector<uint8_t>& bytes, Format format) {
   return values;
 }
 
-// Tensor cores keep about 14 bits of a sum while they are at it, promoted every 128 of k: at least
-// 70 dB. A bf16 result must be the f32 one rounded: within half a unit in its last place of eight
-// bits, and so 54.5 dB or more from the exact sum where there are enough results to speak of.
+// Tensor cores keep about 14 bits of a sum, which is promoted every 128 of k: at least 70 dB. A
+// bf16 result must be the rounded f32 result: within half a unit in the last of eight bits, so at
+// least 54.5 dB if there are enough results for a mean.
 void expect_close(const std::vector<double>& expected, const std::vector<float>& actual,
                   Format format) {
   ASSERT_EQ(expected.size(), actual.size());
@@ -65,7 +65,7 @@ void expect_close(const std::vector<double>& expected, const std::vector<float>&
     ASSERT_EQ(std::isnan(expected[i]), std::isnan(actual[i])) << "element " << i;
     ASSERT_FALSE(std::isinf(actual[i])) << "element " << i;
     if (std::isnan(expected[i])) continue;
-    // In units that neither vanish nor overflow when squared.
+    // Scaled so that squares neither underflow nor overflow.
     const double e = std::ldexp(expected[i], 40), difference = std::ldexp(actual[i], 40) - e;
     const double rounded = to_float(to_bf16(static_cast<float>(expected[i])));
     signal += e * e, noise += difference * difference;
@@ -253,7 +253,7 @@ TEST(GroupedWgradSm90, IsCloseToTheSumInF64OnRandomProblems) {
     run_wgrad(random_case(number, true), number);
 }
 
-// Large enough that the tall tile is chosen and each pair of CTAs takes several tiles.
+// Large enough for the tall tile and several tiles per pair of CTAs.
 TEST(GroupedMmSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
   for (const Format out : {Format::kBf16, Format::kF32})
@@ -266,8 +266,8 @@ TEST(GroupedMmSm90, WalksThroughManyTiles) {
            7);
 }
 
-// "rounds" has two rounds of all pairs for each group, and tiles that are left over. A tile that is
-// computed twice shows where it is added.
+// "rounds" has two rounds of all pairs per group, and tiles that are left over. Adding to the
+// result shows tiles that are computed twice.
 TEST(GroupedWgradSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
   for (const Format out : {Format::kBf16, Format::kF32})
@@ -283,7 +283,7 @@ TEST(GroupedWgradSm90, WalksThroughManyTiles) {
     }
 }
 
-TEST(GroupedMmSm90, NeverLeavesItsBufferWhateverOffsSay) {
+TEST(GroupedMmSm90, NeverLeavesItsBufferForAnyOffs) {
   MOXIE_NEEDS_HOPPER();
   run_mm({.name = "offs", .rows = 400, .n = 144, .k = 256, .offs = {-5, 300, 20, 1 << 30, 7}}, 3);
   run_wgrad({.name = "offs", .rows = 400, .n = 144, .k = 80, .offs = {-5, 300, 20, 1 << 30, 7}}, 4);
@@ -325,9 +325,8 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   cudaStreamDestroy(stream);
 }
 
-// Launches that run at once have throttles of their own (throttle.cuh), and where they share one by
-// accident only time is lost: more of them than there are counters, in small problems and large
-// ones.
+// Concurrent launches have their own throttle counters (throttle.cuh); sharing one only costs time.
+// This runs more launches than there are counters, with small and large problems.
 TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
   MOXIE_NEEDS_HOPPER();
   constexpr int64_t kRows = 3000, kN = 1024, kK = 768, kLaunches = 100;
@@ -342,7 +341,7 @@ TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
           operand_in(arena, random_matrix(random, {1, kK, padded}, 32, Codes::kCalm, false), false),
       .rows = kRows,
       .offs = offs_in(arena, offs)};
-  GroupedWgradArgs few = args;  // of fewer pairs than there is room for
+  GroupedWgradArgs few = args;  // fewer pairs than the device can run
   few.a = operand_in(arena, random_matrix(random, {1, 256, padded}, 1, Codes::kCalm, true), false);
   few.b =
       operand_in(arena, random_matrix(random, {1, 256, padded}, 32, Codes::kCalm, false), false);

@@ -33,7 +33,7 @@ std::vector<T> as(const std::vector<uint8_t>& bytes) {
   return values;
 }
 
-// Signal to noise in dB; infinite where they are equal.
+// Signal-to-noise ratio in dB; infinite if both are equal.
 double snr(const std::vector<float>& expected, const std::vector<float>& actual) {
   double signal = 0, noise = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -114,9 +114,9 @@ const Problem kProblems[] = {
     {Pass::kWgrad, {kRows, kN}, {kRows, kK}, {6, kN, kK}},
 };
 
-TEST(Product, IsTheReferencesToTheRoundingOfF32SumsOnEveryBackend) {
+TEST(Product, MatchesTheReferenceUpToF32RoundingOnEveryBackend) {
   for (const auto& backend : backends_here()) {
-    if (backend.exec.backend == Backend::kCpu) continue;  // a CPU has ref alone
+    if (backend.exec.backend == Backend::kCpu) continue;  // a CPU only has ref
     for (const Problem& p : kProblems) {
       auto a = random_floats(2, numel(p.a));
       const auto b = random_floats(3, numel(p.b)), bias = random_floats(4, 6 * kN);
@@ -183,7 +183,7 @@ TEST(GroupedMm, OfTheReferenceReadsQuadsAsPlainScales) {
   EXPECT_EQ(run(ScaleLayout::kQuads), run(ScaleLayout::kPlain));
 }
 
-TEST(GroupedMm, OfTheReferenceIsTheProductOfWhatItsOperandsDecodeTo) {
+TEST(GroupedMm, ReferenceMultipliesTheDecodedOperands) {
   for (const Block w_block : {Block{1, 32}, Block{32, 32}, Block{128, 128}}) {
     const auto x = random_floats(5, kRows * kK), w = random_floats(6, 6 * kN * kK);
     const auto qx = quantize_form(x, {kRows, kK}, Form::kRowwise, {1, 128}, kOffs);

@@ -1,4 +1,4 @@
-// Offs that no host has seen: graphs that are replayed after they changed, and offs that are wrong.
+// offs that the host has not read: CUDA graphs replayed after offs changed, and malformed offs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +23,7 @@ const Exec kCuda{.backend = Backend::kCuda};
 
 constexpr int64_t kGraphRows = 300, kGraphCols = 256;
 
-// An op on tensors of an arena, ready to run: nothing may be allocated during a capture.
+// An op prepared on tensors of an arena, because nothing may be allocated during a capture.
 using Launch = std::function<void(const Exec& exec)>;
 using Prepare = std::function<Launch(Arena& arena, const View<const int32_t>& offs)>;
 
@@ -37,7 +37,7 @@ void expect_replay(const Prepare& prepare) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   check_device("stream", cudaStreamCreate(&stream));
-  // Fails on anything that waits for the device.
+  // The capture fails on anything that waits for the device.
   check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   run({.backend = Backend::kCuda, .stream = stream});
   check_device("end", cudaStreamEndCapture(stream, &graph));
@@ -55,9 +55,9 @@ void expect_replay(const Prepare& prepare) {
   cudaStreamDestroy(stream);
 }
 
-// Ends that decrease, are negative or past the last row give what these ends give, and never leave
-// a buffer. With up to 32 groups the lanes of a warp look for a CTA's rows; with more, all threads
-// do, unless ends decrease.
+// The valid ends that malformed ends (decreasing, negative or past the last row) must be equivalent
+// to. With up to 32 groups one warp searches for a CTA's rows; with more, all threads do, unless
+// ends decrease.
 std::vector<int32_t> rising(std::vector<int32_t> ends) {
   int32_t most = 0;
   for (int32_t& end : ends) end = most = std::clamp<int32_t>(end, most, kGraphRows);
@@ -191,9 +191,7 @@ class UnseenOffs : public ::testing::TestWithParam<Ops> {
 };
 
 TEST_P(UnseenOffs, AreReadAtEveryReplayOfAGraph) { expect_replay(GetParam().prepare); }
-TEST_P(UnseenOffs, AreTakenForEndsThatRiseWhereTheyDoNot) {
-  expect_rising_ends(GetParam().prepare);
-}
+TEST_P(UnseenOffs, AreClampedToEndsThatDoNotDecrease) { expect_rising_ends(GetParam().prepare); }
 
 INSTANTIATE_TEST_SUITE_P(
     , UnseenOffs,

@@ -1,7 +1,7 @@
-// From offs to rows, for any offs whatever: the walk of one group after the other, and the search
-// by the threads of a CTA (group_search.cuh), which runs here as it does on a GPU.
+// From offs to rows, for any offs: the walk from group to group, and the search by the threads of a
+// CTA (group_search.cuh), run on a CPU.
 #include "tests/support/cta_on_host.h"
-// After what nvcc provides.
+// Must come after cta_on_host.h.
 #include <gtest/gtest.h>
 
 #include "moxie/core/tile/group_search.cuh"
@@ -10,8 +10,8 @@
 namespace moxie::testing {
 namespace {
 
-// What offs mean, said another way than in group_end(): a group ends at the largest end so far,
-// of those that are inside.
+// The meaning of offs, computed differently than in group_end(): a group ends at the largest end so
+// far, of those that are inside.
 std::vector<int64_t> ends_of(const std::vector<int32_t>& offs, int64_t rows) {
   std::vector<int64_t> ends;
   int64_t most = 0;
@@ -44,7 +44,7 @@ bool equal(const Panel& a, const Panel& b) {
          a.tiled == b.tiled;
 }
 
-TEST(GroupWalk, EndsAtTheLargestEndSoFarWhateverOffsHold) {
+TEST(GroupWalk, EndsAtTheLargestEndSoFarForAnyOffs) {
   const int64_t rows = 5;
   for (const int64_t alignment : {1, 4, 7, 128})
     for (int groups = 1; groups <= 5; ++groups)
@@ -66,13 +66,13 @@ TEST(GroupWalk, EndsAtTheLargestEndSoFarWhateverOffsHold) {
 struct Search {
   Cut cut = Cut::kAtPanels;
   int64_t alignment = 1;
-  int64_t buffer_rows = 0;  // what the tiles must cover, padding included
+  int64_t buffer_rows = 0;  // rows that the tiles must cover, including padding
   int64_t num_tiles = 0;
   int threads = cuda::kThreads;
   LaneOrder order = LaneOrder::kUp;
 };
 
-// As an op that pads groups of `rows` rows into a colwise buffer of MX blocks launches it.
+// The search of an op that pads groups into a colwise buffer of MX blocks.
 Search search_of(const Panels& panels, Cut cut, int64_t alignment) {
   return {.cut = cut,
           .alignment = alignment,
@@ -80,7 +80,7 @@ Search search_of(const Panels& panels, Cut cut, int64_t alignment) {
           .num_tiles = cuda::num_row_tiles(panels, alignment, panels.rows, cut)};
 }
 
-// Every tile there is, as all threads see it.
+// Finds every tile; all threads must agree.
 template <Cut kCut>
 void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile>& tiles) {
   static cuda::RowTileSearch search;
@@ -88,7 +88,7 @@ void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile
   bool agree = true;
   CtaOnHost::instance().run(how.threads, how.order, [&] {
     for (int64_t t = 0; t < how.num_tiles; ++t) {
-      // What is in shared memory from before must not matter: it is what a missing barrier shows.
+      // Poisons shared memory, so that a missing barrier shows up.
       if (threadIdx.x == 0) std::memset(static_cast<void*>(&search), 0xa5, sizeof(search));
       __syncthreads();
       const cuda::RowTile& found = cuda::find_row_tile<kCut>(panels, how.alignment, t, search);
@@ -100,8 +100,8 @@ void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile
   ASSERT_TRUE(agree);
 }
 
-// Every row of x and every row of the buffer is in one tile and no more; a tile has rows of one
-// group, and says of it what the walk of one group after the other says.
+// Every row of x and of the buffer must be in exactly one tile; a tile has rows of one group only,
+// and its group must be as in the walk from group to group.
 void check_search(const Panels& panels, const Search& how) {
   static std::vector<cuda::RowTile> tiles;
   static std::vector<int> of_x, of_buffer;
@@ -150,8 +150,8 @@ constexpr int kMostGroups = 5;
 constexpr int kTimes = 2;
 #endif
 
-// One warp, which is what searches up to 32 groups, in both orders of its lanes.
-TEST(GroupSearch, CoversEveryRowOnceWhateverOffsHold) {
+// Up to 32 groups: one warp searches. Runs in both orders of its lanes.
+TEST(GroupSearch, CoversEveryRowOnceForAnyOffs) {
   const int64_t rows = 300;
   for (const Cut cut : {Cut::kAtPanels, Cut::kInBuffer})
     for (const int64_t alignment : {32, 128})
@@ -187,13 +187,13 @@ TEST(GroupSearch, TakesAnyAlignmentThatGroupsArePaddedTo) {
   }
 }
 
-// All threads search, one or four groups each, or one warp where ends decrease.
+// More groups: all threads search, one or four groups each; one warp if ends decrease.
 TEST(GroupSearch, CoversEveryRowOnceOfManyGroups) {
   Random random(2);
   for (const int groups : {32, 33, 64, 255, 256, 257, 700, 1023, 1024})
     for (int i = 0; i < (groups < 300 ? kTimes : kTimes / 2); ++i)
       for (const OffsAre are : {OffsAre::kGood, OffsAre::kWrongHereAndThere, OffsAre::kAnything}) {
-        // Few rows: a tile of each group is there already, and each takes a search.
+        // Few rows: each group has a tile anyway, and each tile takes a search.
         const std::vector<int32_t> offs = random_offs(random, groups, 700, are);
         const Panels panels = panels_of(offs, 700);
         const Cut cut = random.pick({Cut::kAtPanels, Cut::kInBuffer});

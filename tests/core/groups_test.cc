@@ -43,7 +43,7 @@ TEST(PadGroups, StartsEachGroupAtAMultipleOfTheAlignmentAndKeepsEmptyGroupsEmpty
   EXPECT_EQ(out.ends, (std::vector<int32_t>{32, 32, 64, 96}));
 }
 
-TEST(PadGroups, WritesZerosWhereNoRowIsAndRowsWhereTheyBelong) {
+TEST(PadGroups, CopiesRowsAndZeroesThePadding) {
   Random random(2);
   const Shape shape{9, 3};
   auto x = random_bytes<std::byte>(random, numel(shape));
@@ -75,8 +75,8 @@ TEST(UnpadGroups, UndoesPadGroupsForAnyAlignmentAndSize) {
   }
 }
 
-// What torch's kernels are given: they trust their offs.
-TEST(PaddedOffs, OnAGpuRiseAndStayInsideTheRowsWhateverOffsHold) {
+// For torch's kernels, which trust their offs.
+TEST(PaddedOffs, NeverDecreaseOrLeaveTheRowsOnAGpuForAnyOffs) {
   if (!has_cuda_device()) GTEST_SKIP() << "no GPU";
   Random random(4);
   for (int i = 0; i < 300; ++i) {
@@ -104,8 +104,8 @@ TEST(PaddedOffs, OnAGpuRiseAndStayInsideTheRowsWhateverOffsHold) {
   }
 }
 
-TEST(PaddedRows, IsTheLeastThatHoldsAnyGroupsInWholeLines) {
-  // The worst case is reached: as many groups of one row as there can be, the rest in one.
+TEST(PaddedRows, IsTheSmallestBufferForAnyGroupsInWholeLines) {
+  // The worst case: as many groups of one row as possible, the other rows in one group.
   for (const int64_t alignment : {16, 32, 128})
     for (int64_t rows : {0, 1, 5, 127, 128, 1000})
       for (int64_t groups : {1, 2, 8, 100}) {

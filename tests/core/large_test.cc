@@ -1,4 +1,4 @@
-// Tensors of more than 2^31 elements, on a GPU: a block of rows over and over, so the end of a
+// Tensors of more than 2^31 elements on a GPU. They repeat a block of rows, so that the end of a
 // result is known.
 #include <gtest/gtest.h>
 
@@ -35,7 +35,7 @@ class Large : public ::testing::Test {
   void SetUp() override {
     if (!has_memory(size_t{40} << 30)) GTEST_SKIP() << "needs a GPU with 40 GiB of free memory";
   }
-  // Columns of x: two halves of a row of h are as good as one row of another tensor.
+  // A tensor of `cols` columns; two halves of a row of h serve as one row of another tensor.
   void* input(int64_t bytes_per_element, int64_t cols = kCols) {
     Random random(static_cast<uint64_t>(bytes_per_element * cols));
     const size_t block = kBlockRows * cols * bytes_per_element;
@@ -86,7 +86,7 @@ class Large : public ::testing::Test {
                               pitch, width, lines, cudaMemcpyDeviceToHost));
     return out;
   }
-  // Rows: the last block of a tensor of any number of rows. Columns: likewise, stored transposed.
+  // The last block of rows of a tensor; below, the same for a transposed tensor.
   static std::vector<uint8_t> last_rows(const void* data, int64_t rows, int64_t row_bytes) {
     return ends(data, 1, rows * row_bytes, kBlockRows * row_bytes);
   }
@@ -114,7 +114,7 @@ class Large : public ::testing::Test {
     EXPECT_EQ(last_rows(large.data, large.dim(0), bytes),
               last_rows(small.data, small.dim(0), bytes));
   }
-  void dequantize_and_requantize(ScaleLayout layout);  // of what is read
+  void dequantize_and_requantize(ScaleLayout layout);  // layout of the scales that are read
   FloatView values(int64_t rows, int64_t cols = kCols) {
     return {memory(rows * cols * 2), Format::kBf16, {rows, cols}};
   }
@@ -176,9 +176,9 @@ TEST_F(Large, DequantizeAndRequantizeSwizzled) {
 }
 TEST_F(Large, DequantizeAndRequantizeQuads) { dequantize_and_requantize(ScaleLayout::kQuads); }
 
-// Runs of several tiles, which only large tensors have, against the quantizer's kernel, which takes
-// what is not aligned.
-TEST_F(Large, RequantizeInRunsIsThatOfTheQuantizersKernel) {
+// Runs of several tiles, which only large tensors have, against the quantizer's kernel, which is
+// used for unaligned tensors.
+TEST_F(Large, RequantizeInRunsMatchesTheQuantizersKernel) {
   constexpr int64_t kTokens = 131072, kWidth = 2064;
   const std::vector<int32_t> group_ends{1, 300, 300, 40000, 40127, 90001, 131000};
   const auto groups = static_cast<int64_t>(group_ends.size());

@@ -1,5 +1,5 @@
-// The contracts of permute and unpermute by name. fuzz_test compares the backends, fused_test has
-// permute_quantize.
+// The contracts of permute and unpermute. fuzz_test compares the backends; permute_quantize is in
+// fused_test.
 #include "moxie/core/permute/permute.h"
 
 #include <gtest/gtest.h>

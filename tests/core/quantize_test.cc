@@ -87,7 +87,7 @@ class OnEveryBackend : public ::testing::TestWithParam<NamedExec> {
  protected:
   const Exec& exec() const { return GetParam().exec; }
 
-  // quantize on this backend, as bytes; ref on the same arguments is `expected`.
+  // Runs quantize on a backend and returns the bytes of its results.
   template <class T>
   std::vector<std::vector<uint8_t>> run(const Exec& where, const std::vector<T>& x, Shape shape,
                                         const std::vector<int32_t>& offs, std::optional<Block> row,
@@ -133,7 +133,7 @@ TEST_P(OnEveryBackend, GivesTheBytesOfTheSpecForItsVectors) {
 }
 
 #if defined(__x86_64__)
-TEST_P(OnEveryBackend, GivesTheSameBytesWhateverTheCallersFloatingPointMode) {
+TEST_P(OnEveryBackend, GivesTheSameBytesInAnyFloatingPointMode) {
   std::vector<float> x(64 * 96);
   for (size_t i = 0; i < x.size(); ++i) x[i] = std::ldexp(float(i % 97), -135 + int(i / 1000));
   const auto expected = run(exec(), x, {64, 96}, {}, k1x32, k32x1);
@@ -178,7 +178,7 @@ TEST_P(OnEveryBackend, MakesTheSecondFormOfASquareBlockTheTransposeOfTheFirst) {
 
 TEST_P(OnEveryBackend, NeverLetsRowsOutsideAGroupChangeIt) {
   const Shape shape{256, 96};
-  const std::vector<int32_t> offs{0, 33, 33, 161, 200};  // 56 rows belong to nobody
+  const std::vector<int32_t> offs{0, 33, 33, 161, 200};  // 56 rows belong to no group
   auto x = gaussian(numel(shape));
   const auto before = run(exec(), x, shape, offs, k1x32, k128x32);
   for (int64_t i = 200 * 96; i < numel(shape); ++i) x[i] = {0x7fc0};  // NaN past the last end
@@ -223,7 +223,7 @@ TEST_P(OnEveryBackend, HandlesNothingAtAll) {
 
 // ---- relations between ops ---------------------------------------------------------------------
 
-TEST(Quantize, OfWeightsIsThatOfEachMatrixAlone) {
+TEST(Quantize, QuantizesEachMatrixOfWeightsOnItsOwn) {
   const Shape shape{4, 50, 90};
   const auto x = gaussian(numel(shape));
   for (const Block block : {k1x32, k32x32, k1x128, k128x32, k128x128}) {
@@ -238,7 +238,7 @@ TEST(Quantize, OfWeightsIsThatOfEachMatrixAlone) {
   }
 }
 
-TEST(Quantize, OfGroupsIsThatOfEachGroupAlone) {
+TEST(Quantize, QuantizesEachGroupOnItsOwn) {
   const Shape shape{300, 40};
   const auto x = gaussian(numel(shape));
   const std::vector<int32_t> offs{0, 128, 129, 129, 300};

@@ -1,5 +1,5 @@
-// requantize is dequantize, then quantize; it reads and writes scales in any layout, on every
-// backend here.
+// requantize equals dequantize followed by quantize, for scales in any layout, on every backend
+// here.
 #include "moxie/core/requantize/requantize.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ TEST(Requantize, IsQuantizeOfWhatDequantizeGives) {
                  {.backend = Backend::kRef});
       const auto expected = quantize_form(back, shape, Form::kColwise, col, offs);
       for (const auto& backend : backends_here()) {
-        if (backend.exec.backend == Backend::kCuda) continue;  // the fuzz test has it
+        if (backend.exec.backend == Backend::kCuda) continue;  // covered by fuzz_test
         Quantized out(shape, groups_of(offs), Form::kColwise, col);
         requantize({.block = row,
                     .qdata = qdata,

@@ -1,4 +1,4 @@
-// The contracts of route and top_k by name. fuzz_test compares the backends.
+// The contracts of route and top_k. fuzz_test compares the backends.
 #include "moxie/core/route/route.h"
 
 #include <gtest/gtest.h>

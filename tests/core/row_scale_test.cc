@@ -1,5 +1,5 @@
-// quantize_row_scale: its scales, and the reference's bytes for rows of any width on every backend
-// here.
+// quantize_row_scale: its scales, and equality with the reference for rows of any width on every
+// backend here.
 #include "moxie/core/row_scale/row_scale.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@
 namespace moxie::testing {
 namespace {
 
-// More groups than a CTA has threads; rows end with one in the middle.
+// More groups than a CTA has threads; only group 200 has rows.
 std::vector<int32_t> one_of_300() {
   std::vector<int32_t> offs(300, 60);
   std::fill_n(offs.begin(), 200, 0);
@@ -53,8 +53,8 @@ class RowScaleOn : public ::testing::TestWithParam<NamedExec> {
 INSTANTIATE_TEST_SUITE_P(, RowScaleOn, ::testing::ValuesIn(backends_here()),
                          [](const auto& info) { return info.param.name; });
 
-// A GPU gives a row as many warps as have 1024 columns each to look at, up to eight.
-TEST_P(RowScaleOn, RowsOfAnyWidthAreTheReferences) {
+// On a GPU a row takes one warp per 1024 columns, up to eight.
+TEST_P(RowScaleOn, RowsOfAnyWidthMatchTheReference) {
   const Exec ref{.backend = Backend::kRef}, &exec = GetParam().exec;
   for (const int64_t cols : {1, 8, 203, 1024, 1032, 2048, 2056, 3072, 3080, 4096, 4104, 5120, 5128,
                              6144, 6152, 7168, 7176, 8192, 8200})

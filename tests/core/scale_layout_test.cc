@@ -93,7 +93,7 @@ TEST(Quads, PutFourAlongKSideBySideAndThenTheNextRow) {
   EXPECT_EQ(quad_index(2, 9, 40), 89);
 }
 
-// What a quantizer writes in quads = its plain scales in that order, and zeros behind the last.
+// A quantizer's quads must be its plain scales in that order, with zeros as padding.
 void expect_quads_are_plain_scales_in_order(Shape x, const std::vector<int32_t>& offs, Form form,
                                             Block block) {
   Random random(6);
@@ -125,7 +125,8 @@ TEST(Quads, OfAQuantizerAreItsPlainScalesInOrder) {
   expect_quads_are_plain_scales_in_order({3, 600, 300}, {}, Form::kColwise, {128, 128});
 }
 
-// What a quantizer writes swizzled = its plain scales, replicated to one per 1 x 32, then swizzled.
+// A quantizer's swizzled scales must be its plain scales, replicated to one per 1 x 32, then
+// swizzled.
 void expect_direct_equals_composed(Shape x, const std::vector<int32_t>& offs, Form form,
                                    Block block) {
   Random random(5);

@@ -1,8 +1,7 @@
-// Which tile of a GEMM each pair of CTAs takes. The schedules run here as they do on a GPU, a warp
-// for every CTA, and together they must take every tile once: for any offs, and for any number of
-// pairs that a device may have.
+// The schedules of the GEMM, run on a CPU with one warp per CTA: together, the pairs of CTAs must
+// take every tile exactly once, for any offs and any number of pairs.
 #include "tests/support/cta_on_host.h"
-// After what nvcc provides.
+// Must come after cta_on_host.h.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -30,7 +29,7 @@ bool equal(const Work& a, const Work& b) {
          a.k_begin == b.k_begin && a.k_blocks == b.k_blocks && a.valid == b.valid;
 }
 
-// Everything one CTA is given; its lanes must agree.
+// Lists all work of one CTA; its lanes must agree.
 template <class Schedule>
 void play(const ScheduleParams& p, int pairs, int pair, int cta_in_pair, std::vector<Work>& list) {
   static typename Schedule::Shared shared;
@@ -52,13 +51,14 @@ void play(const ScheduleParams& p, int pairs, int pair, int cta_in_pair, std::ve
   list.pop_back();
 }
 
-// f(a tile) for every tile of every CTA. Those of a pair differ in col alone, or in rows where one
-// of them is past the last column.
+// Calls f(tile) for every tile of every CTA. Tiles of a pair may differ only in col, or in rows if
+// one of them is past the last column.
 template <class Schedule, class F>
 void play_all(const ScheduleParams& p, int pairs, F&& f) {
   static std::vector<Work> list[kCluster];
   for (int pair = 0; pair < pairs; ++pair) {
-    // The second CTA of all pairs where they are few; it costs as much as the first.
+    // Checks the second CTA of every pair only if there are few pairs: it costs as much as the
+    // first.
     const bool both = pairs < 8 || pair == pairs / 2;
     ASSERT_NO_FATAL_FAILURE(play<Schedule>(p, pairs, pair, 0, list[0]));
     if (both) {
@@ -78,7 +78,7 @@ void play_all(const ScheduleParams& p, int pairs, F&& f) {
   }
 }
 
-// Where the groups end, as next_panel() has it; group_walk_test.cc has tested that.
+// The ends of the groups by next_panel(), which group_walk_test.cc tests.
 std::vector<int> ends_of(const ScheduleParams& p) {
   const Panels panels{
       .rows = p.rows, .cols = 1, .count = p.groups, .offs = p.offs, .weights = false};
@@ -91,8 +91,8 @@ std::vector<int> ends_of(const ScheduleParams& p) {
   return ends;
 }
 
-// Forward and dgrad: every row of the result in every 128 columns, once, with the group it is in,
-// or none.
+// Forward and dgrad: every row of the result must be taken once in every 128 columns, with its
+// group, or with none.
 template <class Tile>
 void check_rows(const ScheduleParams& p, int pairs) {
   const std::vector<int> ends = ends_of(p);
@@ -119,7 +119,7 @@ void check_rows(const ScheduleParams& p, int pairs) {
   ASSERT_TRUE(std::ranges::all_of(times, [](int count) { return count == 1; }));
 }
 
-// wgrad: every tile of every group's result, once, with the k of the group.
+// wgrad: every tile of every group's result must be taken once, with the k of its group.
 template <class Tile>
 void check_depth(const ScheduleParams& p, int pairs) {
   const std::vector<int> ends = ends_of(p);
@@ -174,7 +174,7 @@ void check_any_offs() {
     if (groups < 5) values.insert(values.end(), {193, 384});
     for_each_offs(groups, values, [&](const auto& offs) {
       if (::testing::Test::HasFatalFailure()) return;
-      // Each takes other pairs, another tile and band, and all of them are taken many times.
+      // Varies the number of pairs, the tile and the band from case to case.
       const int tile_rows = i % 2 ? kTallRows : kFlatRows;
       const int band = 1 + i / 2 % 3, n = i / 6 % 2 ? 640 : 768;
       for (const int pairs : {i / 12 % 2 ? 1 : 3, i / 12 % 2 ? 7 : 2})
@@ -218,7 +218,7 @@ void check_many_groups() {
     }
 }
 
-TEST(RowsSchedule, CoversEveryRowOnceWhateverOffsHold) { check_any_offs<Ragged::kRows>(); }
+TEST(RowsSchedule, CoversEveryRowOnceForAnyOffs) { check_any_offs<Ragged::kRows>(); }
 TEST(RowsSchedule, CoversEveryRowOnceOnAnyDevice) { check_any_device<Ragged::kRows>(); }
 TEST(RowsSchedule, CoversEveryRowOnceOfManyGroups) { check_many_groups<Ragged::kRows>(); }
 TEST(RowsSchedule, TakesRowsInOneGroupWithoutOffs) {
@@ -228,18 +228,18 @@ TEST(RowsSchedule, TakesRowsInOneGroupWithoutOffs) {
   check<Ragged::kRows>(p, kFlatRows, 66);
 }
 
-TEST(WgradSchedule, TakesEveryTileOnceWhateverOffsHold) { check_any_offs<Ragged::kDepth>(); }
+TEST(WgradSchedule, TakesEveryTileOnceForAnyOffs) { check_any_offs<Ragged::kDepth>(); }
 TEST(WgradSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
 TEST(WgradSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
 
-// The queue of pairs, against a sorted list that never forgets a time.
+// The queue of pairs, against a sorted list of exact times.
 TEST(TileQueue, HasPairsInTheOrderInWhichTheyWillBeFree) {
   Random random(3);
   for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 64, 65, 66, kMaxPairs}) {
     std::vector<int> counts, times;
     for (int i = 0; i < 40 * kTimes; ++i) {
       counts.push_back(static_cast<int>(random.between(1, pairs)));
-      // Long ones, too: the queue's time begins anew after 2^30 / 72 and cuts one at 2^20.
+      // Includes long times: the queue resets its clock after 2^30 / 72 and caps a time at 2^20.
       times.push_back(static_cast<int>(random.pick<int64_t>(
           {random.between(0, 12), random.between(0, 1000), random.between(0, 1 << 20), 1 << 24})));
     }

@@ -1,5 +1,5 @@
-// select on every backend here: the ids and counts of ref, and weights and gradients that are its
-// own to the last bit or next to it (the exponential is the machine's).
+// select on every backend here: ids and counts equal those of ref; weights and gradients are equal
+// or adjacent f32 values (the exponential differs between machines).
 #include "moxie/core/select/select.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +85,7 @@ Selected run(const Problem& p, const Exec& exec) {
           .counts = as<int64_t>(out[2])};
 }
 
-// The same value, or the next f32. What f64 itself loses where terms cancel is far below 2^-45.
+// Equal, or adjacent f32 values. The error of f64 itself under cancellation is far below 2^-45.
 void expect_next_to(const std::vector<float>& actual, const std::vector<float>& expected,
                     const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;

@@ -21,7 +21,7 @@ float made_of(uint32_t sign, uint32_t exponent, uint32_t mantissa) {
   return std::bit_cast<float>(sign << 31 | exponent << 23 | mantissa);
 }
 
-// Every exponent; of mantissas the first and last 2^9, and every 1021st between.
+// Every exponent, with the first and last 2^9 mantissas and every 1021st between.
 template <class Body>
 void for_values(uint32_t first_exponent, uint32_t last_exponent, const Body& body) {
   constexpr uint32_t kMantissas = 1u << 23, kEdge = 1u << 9;
@@ -35,7 +35,7 @@ TEST(Split, ThreeTermsAddUpToTheValueBitForBit) {
   for_values(kFirst, kLast, [](float value) {
     const auto terms = bf16_terms(value);
     ASSERT_EQ(sum_of(terms), static_cast<double>(value)) << std::hexfloat << value;
-    // In f32, too, from the smallest to the largest.
+    // Exact in f32 too, if added from the smallest to the largest.
     const float sum = to_float(terms[0]) + (to_float(terms[1]) + to_float(terms[2]));
     ASSERT_EQ(std::bit_cast<uint32_t>(sum), std::bit_cast<uint32_t>(value));
   });
@@ -47,7 +47,7 @@ TEST(Split, LosesHalfOfTheSmallestBf16OfTinyValues) {
   });
 }
 
-TEST(Split, InfinityAndNanAreTheirFirstTerm) {
+TEST(Split, KeepsInfinityAndNanInTheFirstTerm) {
   const float infinity = std::numeric_limits<float>::infinity();
   for (const float value : {infinity, -infinity}) {
     const auto terms = bf16_terms(value);

@@ -1,4 +1,5 @@
-// swiglu on every backend here: within one bf16 ulp of ref (the exponential is the machine's own).
+// swiglu on every backend here: within one bf16 ulp of ref (the exponential differs between
+// machines).
 #include "moxie/core/swiglu/swiglu.h"
 
 #include <gtest/gtest.h>
@@ -16,7 +17,7 @@ namespace {
 
 const Exec kRef{.backend = Backend::kRef};
 
-// Every finite bf16 gate once, beside ups of both signs.
+// Every finite bf16 gate once, with ups of both signs.
 std::vector<bf16> every_gate(int64_t rows, int64_t width) {
   std::vector<bf16> h(rows * 2 * width);
   Random random(3);
@@ -81,7 +82,8 @@ TEST(Swiglu, BackwardIsWithinOneUlpOfTheReferenceForEveryGate) {
   };
   const auto expected = run(kRef);
   for (const auto& backend : backends_here()) {
-    // s + z s (1 - s) cancels near its zero at z = -1.28, where an ulp of s is many of the result.
+    // s + z s (1 - s) cancels near its zero at z = -1.28, where an ulp of s is many ulp of the
+    // result.
     auto actual = run(backend.exec);
     for (size_t i = 0; i < expected.size(); i += 2) {
       const size_t element = i / 2, col = element % (2 * kWidth);

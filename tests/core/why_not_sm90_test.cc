@@ -1,4 +1,4 @@
-// What the Hopper GEMMs refuse, and why. Needs no device.
+// What the Hopper GEMMs refuse, and the reasons they give. Needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

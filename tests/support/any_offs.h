@@ -1,4 +1,4 @@
-// offs as they should not be: every vector over a few values, and random ones of many groups.
+// Malformed offs: every vector over a few values, and random ones of many groups.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace moxie::testing {
 inline constexpr int32_t kInt32Min = std::numeric_limits<int32_t>::min();
 inline constexpr int32_t kInt32Max = std::numeric_limits<int32_t>::max();
 
-// f(offs) for every vector of `groups` of the values.
+// Calls f(offs) for every vector of `groups` entries from `values`.
 template <class F>
 void for_each_offs(int groups, const std::vector<int32_t>& values, F&& f) {
   std::vector<size_t> digits(groups, 0);

@@ -18,7 +18,7 @@ namespace moxie::testing {
 
 class Arena {
  public:
-  // misalign shifts every buffer by that many elements, as a torch view may.
+  // misalign: shifts every buffer by that many elements, as a torch view may be.
   explicit Arena(Backend backend, int misalign = 0) : backend_(backend), misalign_(misalign) {}
 
   template <class T>
@@ -30,7 +30,7 @@ class Arena {
     return {static_cast<const T*>(buffer.pointer), shape};
   }
 
-  // Poisoned, so that a byte nobody wrote shows up as a difference.
+  // Poisoned, so that a byte that was not written shows up as a difference.
   template <class T>
   View<T> output(Shape shape) {
     Buffer& buffer = add(numel(shape) * sizeof(T), sizeof(T));
@@ -46,7 +46,7 @@ class Arena {
     return {data, format, shape};
   }
 
-  // The bytes of all outputs, in the order they were asked for. Checks the fences.
+  // The bytes of all outputs, in the order of the calls of output(). Checks the fences.
   std::vector<std::vector<uint8_t>> results() {
     std::vector<std::vector<uint8_t>> all;
     for (const size_t i : outputs_) {

@@ -1,4 +1,4 @@
-// Which backends run here, as one would name them in a test's report.
+// The backends that run on this machine, with names for test reports.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct NamedExec {
   Exec exec;
 };
 
-// Every backend but the reference: each instruction set this CPU has, and a GPU if there is one.
+// Every backend except the reference: each instruction set of this CPU, and a GPU if there is one.
 inline std::vector<NamedExec> backends_here() {
   std::vector<NamedExec> all;
   const char* names[] = {"cpu_baseline", "cpu_avx2", "cpu_avx512"};

@@ -20,7 +20,7 @@ namespace {
 constexpr ScaleRule kRules[] = {ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil,
                                 ScaleRule::kEven};
 
-// What every case has: a shape, groups, and whether pointers are aligned.
+// Common to all cases: a shape, groups, and whether pointers are aligned.
 struct Problem {
   Shape x;
   std::vector<int32_t> offs;  // empty: no offs
@@ -36,8 +36,8 @@ struct Problem {
   }
 };
 
-// One case in sixteen is large: over 64k elements, and so over one tile of any kernel. One in 2,000
-// is huge: its results are over 16 MiB, which the cpu backend stores past the caches.
+// One case in sixteen is large: over 64k elements, so more than one tile of any kernel. One in
+// 2,000 is huge: its results are over 16 MiB, so the cpu backend uses streaming stores.
 Shape random_shape(Random& random, bool weights) {
   if (random.below(2000) == 0) {
     const auto cols = random.pick<int64_t>({640, 1000, 5120, 8300});
@@ -154,7 +154,7 @@ Case requantize_case(Random& random) {
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), Form::kRowwise, block, from_layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   auto scale = random_bytes<e8m0>(random, numel(shape.scale));
-  if (random.chance(70))  // scales as quantize makes them, so that few blocks are NaN
+  if (random.chance(70))  // scales from quantize, so that few blocks are NaN
     for (auto& value : scale) value.code = static_cast<uint8_t>(110 + value.code % 20);
   const auto rule = kRules[random.below(4)];
   const auto layout = random_layout(random, Form::kColwise, col);
@@ -303,7 +303,7 @@ Case swizzle_case(Random& random) {
   return {(forward ? "swizzle_scale " : "unswizzle_scale ") + p.text.str(), numel(p.x), run};
 }
 
-// There and back: replicate, then compact what came out (compact only takes replicated scales).
+// A round trip: replicate, then compact the result (compact only takes replicated scales).
 Case replicate_case(Random& random) {
   auto p = random_problem(random);
   p.offs.clear();
@@ -334,7 +334,7 @@ Case replicate_case(Random& random) {
 
 Case make_case(uint64_t number) {
   Random random(number);
-  // quantize is where the arithmetic is, so it gets half of the cases.
+  // quantize has most of the arithmetic, so it gets about half of the cases.
   const int64_t op = random.below(24);
   if (op < 10) return quantize_case(random);
   if (op < 12) return dequantize_case(random);

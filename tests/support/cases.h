@@ -1,5 +1,5 @@
-// Random problems for every op. A case is made from its number alone, so a failure reproduces
-// anywhere.
+// Random problems for every op. A case depends only on its number, so that a failure can be
+// reproduced anywhere.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace moxie::testing {
 struct Case {
   std::string description;  // op, shape, groups, rule, blocks: enough to see what is special
   int64_t elements = 0;     // of the largest input
-  // Runs the op; returns the bytes of every output. Outputs were poisoned first.
+  // Runs the op on poisoned outputs and returns the bytes of every output.
   std::function<std::vector<std::vector<uint8_t>>(const Exec& exec)> run;
 };
 

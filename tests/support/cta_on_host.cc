@@ -48,13 +48,13 @@ void CtaOnHost::start() {
   __sanitizer_finish_switch_fiber(nullptr, bottom, bottom ? &main.stack_bytes : nullptr);
 #endif
   threadIdx.x = static_cast<unsigned>(cta.self_);
-  for (;;) {  // a fiber serves every run
+  for (;;) {  // a fiber is reused by every run
     (*cta.body_)();
     cta.leave(State::kEnded);
   }
 }
 
-// The next thread of the same warp, or `from` itself, that has something to do; else kMain.
+// The next thread of the same warp (or `from` itself) that is ready to run; else kMain.
 int CtaOnHost::next_ready(int from) const {
   const int warp = from / kLanes * kLanes;
   for (int i = 1; i <= kLanes; ++i) {
@@ -117,7 +117,7 @@ void CtaOnHost::run(int threads, LaneOrder order, const std::function<void()>& b
       const int w = step_ > 0 ? i : warps - 1 - i, last = w * kLanes + (step_ > 0 ? kLanes - 1 : 0);
       if (warps_[w].ready > 0) switch_to(kMain, next_ready(last));
     }
-    // Every thread has ended, or is at the barrier.
+    // Every thread has ended or waits at the barrier.
     result_ = all_true_, all_true_ = true, is_done = true;
     for (int i = 0; i < threads; ++i)
       if (fibers_[i].state == State::kAtBarrier) {

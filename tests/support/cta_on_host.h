@@ -1,10 +1,10 @@
 // Runs device code on a CPU: the threads of one CTA are fibers that switch at every collective
-// (shuffles, votes, barriers), so the integer logic of kernels is tested where there is no GPU.
-// Include it before the .cuh files under test; they must need no header of the toolkit.
+// (shuffles, votes, barriers), so that the integer logic of kernels is tested without a GPU.
+// Include it before the .cuh files under test, which must not include CUDA headers.
 //
-// It also finds what a GPU would hang on or hide: lanes that wait for one that ended or went to
-// another barrier end the program, and running the lanes in either order gives different results
-// where a barrier is missing between a write to shared memory and a read.
+// It also finds errors that hang a GPU or stay hidden on it: the program ends if lanes wait for one
+// that has exited or is at another barrier; and running the lanes in either order gives different
+// results if a barrier is missing between a write to shared memory and a read.
 #pragma once
 
 #include <ucontext.h>
@@ -30,14 +30,14 @@ class CtaOnHost {
  public:
   static CtaOnHost& instance();
 
-  // Runs body in every thread of a CTA: `threads` of them, whole warps.
+  // Runs body in every thread of a CTA of `threads` threads, a multiple of a warp.
   void run(int threads, LaneOrder order, const std::function<void()>& body);
 
   // ---- for the collectives below ----
 
-  // Waits for all lanes of the warp. Returns what each of them has brought.
+  // Waits for all lanes of the warp. Returns the value of each lane.
   const uint64_t* exchange(uint64_t value);
-  // Waits for all threads that have not ended. Returns whether all of them have brought true.
+  // Waits for all threads that have not exited. Returns whether `value` was true in all of them.
   bool barrier(bool value);
   int lane() const { return self_ % kLanes; }
 
@@ -65,7 +65,7 @@ class CtaOnHost {
   static void start();
   [[gnu::noinline]] void switch_to(int from, int to);
   [[noreturn, gnu::noinline]] static void jump(Fiber& to);
-  void leave(State state);  // of this thread; goes on with another
+  void leave(State state);  // suspends this thread and runs another
   int next_ready(int from) const;
   [[noreturn]] static void fail(const char* what);
 
@@ -80,7 +80,7 @@ class CtaOnHost {
 
 }  // namespace moxie::testing
 
-// What nvcc provides.
+// Built-in variables and functions of CUDA.
 inline moxie::testing::IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
 
 namespace moxie::testing {
@@ -100,7 +100,7 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// What each lane gets from the lane that `source` names; out of range, its own.
+// Shuffle: the value of lane `source`; out of range, the lane's own value.
 template <class T>
 T shuffle(unsigned mask, T value, int source) {
   if (mask != ~0u) std::abort();

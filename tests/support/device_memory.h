@@ -1,5 +1,5 @@
-// Memory of a GPU for tests: a buffer that frees itself, and copies that wait for the kernels
-// before them. In a build without CUDA has_cuda_device() is false and the rest throws.
+// GPU memory for tests: an RAII buffer, and copies that wait for preceding kernels. In a build
+// without CUDA, has_cuda_device() is false and everything else throws.
 #pragma once
 
 #include <cstddef>
@@ -22,7 +22,7 @@ inline bool has_cuda_device() {
   static const bool found = [] {
     int count = 0;
     const bool ok = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-    cudaGetLastError();  // no driver is an answer here, not an error for a later call to report
+    cudaGetLastError();  // clears the error: having no driver is not an error here
     return ok;
   }();
   return found;

@@ -1,5 +1,5 @@
-// Problems with scales in every layout, for the ops that read quantized tensors: what they give
-// must not depend on the layout.
+// Problems with scales in every layout, for ops that read quantized tensors: their results must not
+// depend on the layout.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ inline std::vector<int32_t> every_three_rows(int32_t groups) {
   return offs;
 }
 
-// Columns that are aligned for the widest accesses, and columns that are not; the last tile cut.
+// Aligned and unaligned numbers of columns; the last tile is partial.
 inline const LayoutProblem kLayoutProblems[] = {
     {"empty, one row, exactly 128 rows, a tail", {500, 1296}, {0, 1, 1, 129, 257, 400, 400}},
     {"columns that no access fits", {300, 203}, {40, 41, 169, 290}},
@@ -47,7 +47,8 @@ inline const LayoutProblem kLayoutProblems[] = {
 
 class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
  protected:
-  // Infinity and NaN among them. What lies outside of the panels is NaN, as nobody may look at it.
+  // Values include infinity and NaN. Everything outside the panels is NaN, because it must not be
+  // used.
   static Quantized quantized(const LayoutProblem& problem, Form form, Block block,
                              ScaleLayout layout) {
     Random random(11);
@@ -91,7 +92,7 @@ class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
         all.push_back(block);
     return all;
   }
-  // But plain.
+  // All layouts of a block except plain.
   static std::vector<ScaleLayout> layouts(Form form, Block block) {
     if (k_of(block, form) == kQuadBlock) return {kSwizzled, kQuads};
     return {kSwizzled};

@@ -1,5 +1,5 @@
-// Operands of the Hopper GEMMs, made of bytes: quantizers would not give scales near the ends of
-// e8m0, or NaN wherever a test wants it.
+// Operands of the Hopper GEMMs, made of random bytes: quantizers would not produce scales near the
+// ends of e8m0, or NaN at chosen places.
 #pragma once
 
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace moxie::testing {
 
-// What the scales of a problem look like. The products of all but kCalm leave the range in which
-// exponents can simply be added.
+// The kind of scales. Except for kCalm, some products are outside the range in which exponents can
+// simply be added.
 enum class Codes { kCalm, kLowTimesHigh, kHighTimesLow, kSomeZero, kEdges, kSomeNan };
 inline constexpr int kNumCodes = 6;
 
@@ -69,7 +69,7 @@ inline Matrix random_matrix(Random& random, Shape shape, int outer_block, Codes 
 inline GemmOperand operand_in(Arena& arena, const Matrix& m, bool stack) {
   const int64_t rows = ceil_div<int64_t>(m.outer, m.outer_block);
   const Shape q = stack ? Shape{m.count, m.outer, m.k} : Shape{m.outer, m.k};
-  // The kernel reads quads; what pads them may be anything.
+  // The kernel reads quads; their padding may hold anything.
   const int64_t quads = ceil_div<int64_t>(m.scale_cols(), kQuad), in_matrix = quads * rows * kQuad;
   std::vector<e8m0> scale(m.count * in_matrix, e8m0{kE8m0Nan});
   for (int64_t g = 0; g < m.count; ++g)

@@ -1,4 +1,4 @@
-// Random values in either format, made once and copied to whichever backend runs.
+// Random values in either format, made once and copied to each backend.
 #pragma once
 
 #include <vector>

@@ -1,5 +1,4 @@
-// Random problems of what surrounds the experts: route, top_k, split, permute and
-// unpermute.
+// Random problems for the ops around the experts: route, top_k, split, permute and unpermute.
 #pragma once
 
 #include "tests/support/cases.h"

@@ -31,10 +31,10 @@ class Random {
   uint64_t state_;
 };
 
-// What the values of a tensor look like.
+// The distribution of a tensor's values.
 enum class Data {
   kGaussianLike,  // one scale for all, some zeros
-  kWide,          // every exponent there is, subnormals and both ends included
+  kWide,          // every exponent, including subnormals and both ends
   kSpecial,       // as kWide, with NaN and infinity here and there
   kBits,          // any bit pattern
   kZero,
@@ -60,7 +60,8 @@ inline float random_value(Random& random, Data data) {
   return 0;
 }
 
-// One exponent per 16 neighbours when wide, so that blocks differ but are not all one outlier.
+// kWide uses one exponent per 16 neighbours, so that blocks differ but do not consist of one
+// outlier.
 template <class T>
 std::vector<T> random_values(Random& random, int64_t count, Data data) {
   std::vector<T> values(count);
@@ -90,7 +91,7 @@ std::vector<T> random_bytes(Random& random, int64_t count) {
 }
 
 // Ends of num_groups ragged groups over at most `rows` rows: empty groups, groups of one row and of
-// exactly 128, tails, one group with everything, and sometimes rows that belong to no group.
+// exactly 128 rows, one group with all rows, and sometimes rows that belong to no group.
 inline std::vector<int32_t> random_offs(Random& random, int64_t rows, int64_t num_groups) {
   std::vector<int32_t> offs(num_groups);
   const int64_t style = random.below(5);

@@ -160,7 +160,7 @@ TEST(Quantize, RefusesWhatMatchesNothingAStockLinearAndABadRecipeAndChangesNothi
               HasSubstr("'head' is a torch::nn::Linear, which its owner holds as that type"));
   EXPECT_THAT(convert({{"up", "mxfp9"}}), HasSubstr("there is no recipe 'mxfp9'"));
   EXPECT_THAT(convert({{"re:(", "bf16"}}), HasSubstr("is no regular expression"));
-  // What would take the stack, all memory or all day.
+  // Patterns that would exhaust the stack, memory or time.
   const std::string open(500, '('), close(500, ')');
   EXPECT_THAT(convert({{"re:" + open + close, "bf16"}}), HasSubstr("nested more than 32 deep"));
   EXPECT_THAT(convert({{"re:" + std::string(60000, '('), "bf16"}}),
@@ -183,7 +183,7 @@ TEST(MxTensor, GoesThereAndBackAndIsCheckedWhenItComesFromElsewhere) {
       HasSubstr("MxTensor: scale must be [40, 1], got [40, 3]"));
 }
 
-// A ragged product with rows past the last group, and what comes back from it.
+// A ragged grouped_mm with rows past the last group, and its gradients.
 struct Product {
   explicit Product(at::ScalarType dtype) {
     torch::manual_seed(0);
@@ -219,7 +219,7 @@ std::vector<std::string> block_recipes() {
 
 class MxTensorProduct : public testing::TestWithParam<std::tuple<std::string, at::ScalarType>> {};
 
-TEST_P(MxTensorProduct, IsThatOfQuantizingTheSameValuesInTheCall) {
+TEST_P(MxTensorProduct, EqualsQuantizingTheSameValuesInTheCall) {
   const auto& [recipe, dtype] = GetParam();
   const ops::Recipe fields = ops::parse_recipe(recipe, "test");
   const Product product(dtype);
@@ -231,7 +231,7 @@ TEST_P(MxTensorProduct, IsThatOfQuantizingTheSameValuesInTheCall) {
   EXPECT_TRUE(at::equal(actual.dx, expected.dx));
   EXPECT_TRUE(at::equal(actual.dbias, expected.dbias));
   EXPECT_EQ(actual.dx.scalar_type(), dtype);
-  // wgrad sees x through one quantization more: it has the dw of what mx stands for.
+  // wgrad requantizes x, so its dw is that of the decoded mx.
   const at::Tensor decoded =
       ops::dequantize_rowwise(mx.qdata, mx.scale, {.block = mx.block, .dtype = at::kFloat});
   const auto of_decoded = product.backward(ops::grouped_mm(decoded, product.w, options));

@@ -48,7 +48,7 @@ at::Tensor mlp(const at::Tensor& x, const at::Tensor& w13, const at::Tensor& w2)
   return (at::silu(h[0]) * h[1]).matmul(w2.t());
 }
 
-TEST(Moe, IsTheDenseLoopInDouble) {
+TEST(Moe, MatchesADenseLoopInDouble) {
   Moe layer(small("identity", at::kDouble));
   const at::Tensor x = at::randn({20, 32}, at::kDouble);
   const Routing routing = layer->router(x);
@@ -100,7 +100,7 @@ TEST(Moe, IsItsUnfusedStepsBitForBit) {
     const at::Tensor chain = ops::unpermute(ops::grouped_mm(ops::swiglu(h), w2, how), slot_of,
                                             row_of, 500, routing.weights);
     EXPECT_TRUE(at::equal(y, chain)) << recipe;
-    // The weight meets the gradient in SwiGLU's backward.
+    // The routing weight is applied in SwiGLU's backward.
     const auto linear = [&](const at::Tensor& input, const at::Tensor& w, const at::Tensor& grad) {
       const at::Tensor leaf = input.detach().set_requires_grad(true);
       return torch::autograd::grad({ops::grouped_mm(leaf, w, how)}, {leaf, w}, {grad});

@@ -33,7 +33,7 @@ TEST(Ops, QuantizeAndDequantizeFromCpp) {
   EXPECT_LE((back - x).abs().max().item<float>(), x.abs().max().item<float>() * 0x1p-4f);
 }
 
-TEST(Ops, BothFormsAreTheFormsOnTheirOwn) {
+TEST(Ops, BothFormsEqualTheSeparateForms) {
   const at::Tensor x = at::randn({64, 96}).to(at::kBFloat16);
   const auto [qdata, scale, qdata_t, scale_t] = ops::quantize_both(
       x, {.offs = offs(), .rowwise_block = "1x128", .colwise_block = "128x32", .rule = "floor"});
@@ -57,7 +57,7 @@ TEST(Ops, RequantizeIsDequantizeThenQuantize) {
   EXPECT_TRUE(same_bytes(qdata_t, expected) && same_bytes(scale_t, expected_scale));
 }
 
-TEST(Ops, SwizzledScalesAreReadAsPlainOnesAreWhereTheirShapeIsTheSame) {
+TEST(Ops, ReadsSwizzledScalesWhoseShapeEqualsThePlainOne) {
   const at::Tensor x = at::randn({256, 128});
   const auto [qdata, plain, qdata_t, plain_t] = ops::quantize_both(x);
   const auto [qdata_1, scale, qdata_t_1, scale_t] =

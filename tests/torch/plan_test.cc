@@ -1,4 +1,4 @@
-// What a call will do, on GPUs that need not be here.
+// Plans of calls, also for GPUs that this machine does not have.
 #include "moxie/torch/plan/plan.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ using testing::IsEmpty;
 
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kDgrad, Pass::kWgrad};
 
-// Kernels are chosen as on this GPU for as long as it lives.
+// RAII: plans are made as if for this GPU.
 class Pretended {
  public:
   explicit Pretended(std::string_view kind) { pretend_gpu(kind); }
@@ -161,7 +161,7 @@ TEST(Plan, HoppersWgradHasBlocksOfItsOwn) {
 
 ScaleLayout layout(std::string_view recipe) { return plan_of({recipe}).plan.layout; }
 
-TEST(Layout, OnAGpuWhatIsDecodedHasSwizzledScalesInBlocksOf32) {
+TEST(Layout, IsSwizzledForBlocksOf32OnAGpuThatDecodes) {
   for (const char* recipe : {"mxfp8_rceil", "mxfp8_floor", "mxfp8_emulated_even",
                              "mxfp8_rceil_32x32", "mxfp8_rceil_wgrad_with_hp"}) {
     EXPECT_EQ(layout(recipe), ScaleLayout::kPlain) << recipe << " on a CPU";
@@ -201,7 +201,7 @@ TEST(Packed, EveryRecipeComesBackFromItsInteger) {
   EXPECT_EQ(integers.size(), texts.size());
 }
 
-TEST(Packed, APlanComesBackAndAnIntegerThatIsNoneIsRefused) {
+TEST(Packed, APlanIsRestoredAndAnInvalidIntegerIsRefused) {
   const Pretended hopper("sm90");
   const Plan plan = plan_of({}).plan, back = unpack<Plan>(pack(plan), "test");
   EXPECT_EQ(pack(back), pack(plan));

@@ -1,4 +1,4 @@
-// What quantization loses, and what the C++ modules add up of it.
+// Statistics of quantization errors, and their collection by the C++ modules.
 #include "moxie/torch/stats.h"
 
 #include <ATen/TensorOperators.h>
@@ -43,7 +43,7 @@ TEST(QuantizationStats, AreOfTheFormThatAPassContracts) {
   EXPECT_EQ(stats[4], 50 * 96);
 }
 
-TEST(QuantizationStats, CountWhatBecomesZeroAndWhatIsClipped) {
+TEST(QuantizationStats, CountFlushedAndClippedElements) {
   const at::Tensor x = at::ones({1, 32});
   x[0][0] = 500.f;     // FLOOR has the scale 1 for it, and e4m3 ends at 448
   x[0][1] = 0x1p-11f;  // below half of the smallest element
@@ -54,7 +54,7 @@ TEST(QuantizationStats, CountWhatBecomesZeroAndWhatIsClipped) {
   EXPECT_EQ(sqnr(ops::quantization_stats(x, {.recipe = "identity"})).item<double>(), INFINITY);
 }
 
-TEST(QuantizationStats, RefuseWhatIsNoPart) {
+TEST(QuantizationStats, RefuseAnUnknownOperand) {
   const auto message_of = [](const at::Tensor& x, const ops::QuantizationStatsOptions& options) {
     try {
       ops::quantization_stats(x, options);
@@ -131,7 +131,7 @@ TEST(CollectStats, AddsUpEveryOperandOfForwardAndBackwardAndChangesNoResult) {
   }
 }
 
-TEST(CollectStats, IsThatOfTheTensorsThemselves) {
+TEST(CollectStats, EqualsTheStatsOfTheTensorsThemselves) {
   nn::MxLinear linear(nn::MxLinearOptions{.in_features = 64, .out_features = 96});
   linear->collect_stats(true);
   const at::Tensor x = at::randn({2, 20, 64}), rows = x.view({40, 64}), w = linear->weight;
