@@ -21,10 +21,13 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 named_torch=${TORCH:-}
 : "${TORCH:=torch==2.13.0}"
 torchao=torchao==0.18.0       # the tests' oracle; those that need it skip without it
+# What the tests of moxie.hf train with; they skip without it. Exact: models differ between versions.
+hugging_face="transformers==5.22.2 peft==0.21.2 accelerate==1.15.0"
 linters=(ruff==0.17.5 mypy==2.4.1)  # exact: another version formats, and complains, otherwise
 venv=$(realpath -ms "$VENV")
 unfinished=$venv/.unfinished  # is there while packages are being installed
 no_torchao=$venv/.no-torchao  # installing it failed once: not tried again
+no_hugging_face=$venv/.no-hugging-face
 with_linters=no
 [[ ${1:-} != --with-linters ]] || with_linters=yes
 
@@ -135,7 +138,7 @@ def minor(text):
     return tuple(int(n) for n in text.split(".")[:2])
 torch = version("torch")
 print(sys.prefix, torch if torch and minor(torch) >= minor(sys.argv[1]) else "none", sep="\n")
-for name in ("pip", "numpy", "pytest", "matplotlib", "torchao"):
+for name in ("pip", "numpy", "pytest", "matplotlib", "torchao", "transformers", "peft", "accelerate"):
     if not version(name):
         print(name)
 PY
@@ -160,7 +163,7 @@ else
   plan=complete
   if [[ -e $unfinished || -z $state ]] || lacks "$state" pip; then
     plan=create
-    state=$(printf '%s\n' "$venv" none "${wanted[@]}" torchao)
+    state=$(printf '%s\n' "$venv" none "${wanted[@]}" torchao transformers)
   fi
 fi
 
@@ -178,12 +181,16 @@ for name in "${wanted[@]}"; do
 done
 # Into our own environment only: a user's stays as it is where that merely skips tests.
 if [[ $plan == use || -e $no_torchao ]] || ! lacks "$state" torchao; then torchao=; fi
+if [[ $plan == use || -e $no_hugging_face ]] ||
+  ! { lacks "$state" transformers || lacks "$state" peft || lacks "$state" accelerate; }; then
+  hugging_face=
+fi
 
 # ---- say it, then do it ------------------------------------------------------------------------
 
 mapfile -t packages < <(missing_packages)
 # shellcheck disable=SC2206
-from_pip=($torch "${pip_packages[@]}" $torchao)  # TORCH is a list of words
+from_pip=($torch "${pip_packages[@]}" $torchao $hugging_face)  # TORCH is a list of words
 if [[ ${#packages[@]} -gt 0 ]]; then say "will install with apt: ${packages[*]}"; fi
 if [[ $plan == create ]]; then say "will create the virtual environment ${venv#"$PWD"/}"; fi
 if [[ ${#from_pip[@]} -gt 0 ]]; then
@@ -229,6 +236,15 @@ fi
 if [[ -n $torchao ]] && ! pip_install --no-deps "$torchao"; then
   say "no $torchao: tests that compare with it skip (remove ${no_torchao#"$PWD"/} to try again)"
   touch "$no_torchao"
+fi
+if [[ -n $hugging_face ]]; then
+  # They need torch and would bring another: it stays as it is.
+  torch_here=$(torch_of "$(probe "$python")")
+  # shellcheck disable=SC2086
+  if ! pip_install -c <(echo "torch==$torch_here") $hugging_face; then
+    say "no $hugging_face: tests of moxie.hf skip (remove ${no_hugging_face#"$PWD"/} to try again)"
+    touch "$no_hugging_face"
+  fi
 fi
 rm -f "$unfinished"
 

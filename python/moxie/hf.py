@@ -1,0 +1,137 @@
+"""The experts implementation `moxie` of transformers: its expert blocks run through Moxie's fused layer.
+
+`import moxie.hf` registers it; `from_pretrained(..., experts_implementation="moxie")` or
+`model.set_experts_implementation("moxie")` chooses it. The recipe is that of the conversion (`moxie.quantize_`), or else the one
+that `register` was given; without either the products are in bf16. docs/HUGGING_FACE.md is for its users.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers.activations import SiLUActivation
+from transformers.integrations import moe as _moe
+
+from moxie.converted import Conversion, _cache_of, is_converted
+from moxie.gemm import expert_mlp
+from moxie.moe import route
+from moxie.recipe import AnyRecipe, Recipe
+from moxie.steps import note
+
+NAME = "moxie"
+Experts = Any  # a module that transformers' use_experts_implementation has given its attributes
+
+_SILU = (nn.SiLU, SiLUActivation)
+
+# Classes of experts with a gate function of their own, and which activation of Moxie that is.
+_CLAMPED = ("GptOssExperts", "OpenAIPrivacyFilterExperts", "MiniMaxM3VLExperts")
+_IN_F32 = ("BeamExperts",)  # SwiGLU computed in f32, as Moxie does
+
+
+def activation_of(experts: Experts) -> str | None:
+    """The activation of Moxie that is the gate function of a module of experts; None if there is none."""
+    if not experts.has_gate or getattr(experts, "has_post_expert_norm", False):
+        return None
+    kind = type(experts).__name__
+    if kind in _CLAMPED:
+        limit = experts.limit if hasattr(experts, "limit") else experts.swiglu_limit
+        alpha = experts.alpha if hasattr(experts, "alpha") else experts.swiglu_alpha
+        return "clamped_swiglu" if limit == 7.0 and alpha == 1.702 else None
+    if type(experts)._apply_gate is not _moe._default_apply_gate and kind not in _IN_F32:
+        return None
+    return "swiglu" if isinstance(experts.act_fn, _SILU) or experts.act_fn is F.silu else None
+
+
+def _why_not(experts: Experts, w13: Any, w2: Any) -> str:
+    """Why the fused layer cannot run these experts; "" if it can."""
+    activation = activation_of(experts)
+    if activation is None:
+        return "its activation is none that Moxie fuses"
+    if not _HAS_OPTIONS and (activation != "swiglu" or experts.has_bias or experts.is_transposed or not experts.is_concatenated):
+        return "biases, transposed and interleaved weights are not fused yet"
+    if is_converted(w13) != is_converted(w2):
+        return "one of its two weights is converted, and the other is not"
+    if is_converted(w13) and w13._moxie.recipe != w2._moxie.recipe:
+        return "its two weights are converted with different recipes"
+    return ""
+
+
+_HAS_OPTIONS = "activation" in {argument.name for argument in torch.ops.moxie.expert_mlp.default._schema.arguments}
+
+
+def experts_forward(
+    experts: Experts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, recipe: str = "bf16"
+) -> Tensor:
+    """The whole block of experts, as transformers calls it: tokens [T, D], ids and weights [T, k] of their experts."""
+    w13 = experts.gate_up_proj if experts.has_gate else None
+    why = "it has no gate" if w13 is None else _why_not(experts, w13, experts.down_proj)
+    if w13 is None or why:
+        if not torch.compiler.is_compiling():
+            warnings.warn(
+                f"moxie.hf: {type(experts).__name__} runs as grouped_mm, whose products Moxie quantizes if they are converted: "
+                f"{why}",
+                stacklevel=2,
+            )
+        return _moe.ALL_EXPERTS_FUNCTIONS["grouped_mm"](experts, hidden_states, top_k_index, top_k_weights)
+    w2, transposed, interleaved = experts.down_proj, experts.is_transposed, not experts.is_concatenated
+    conversions: list[Conversion] = []
+    caches: dict[str, Any] = {}
+    if is_converted(w13):
+        conversions = [w13._moxie, w2._moxie]
+        recipe = w13._moxie.recipe
+        caches = {"quantized_w13": None if interleaved else _cache_of(w13, transposed), "quantized_w2": _cache_of(w2, transposed)}
+    options: dict[str, Any] = {}
+    if _HAS_OPTIONS:
+        options = {"activation": activation_of(experts), "w13_layout": "interleaved" if interleaved else "concatenated"}
+        if experts.has_bias:
+            options["b13"], options["b2"] = experts.gate_up_proj_bias, experts.down_proj_bias
+    offs, slot_of, row_of = _route(experts, top_k_index)
+    with torch._C.DisableTorchFunctionSubclass():
+        y = expert_mlp(
+            hidden_states.to(w13.dtype),
+            w13.mT if transposed else w13,
+            w2.mT if transposed else w2,
+            offs,
+            recipe=recipe,
+            slot_of=slot_of,
+            row_of=row_of,
+            top_k=top_k_index.shape[-1],
+            weights=top_k_weights.float(),
+            **caches,
+            **options,
+        )
+    for conversion in conversions:
+        note(conversion, y)
+    return y.to(hidden_states.dtype)
+
+
+def _route(experts: Experts, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """offs, slot_of and row_of. Ids from num_experts up mark slots that another rank computes: their rows come last, in no group,
+    so that they cost nothing and add nothing."""
+    ids, num_experts = ids.to(torch.int32), experts.num_experts
+    if not getattr(experts, "_is_expert_parallel", True):  # older versions do not say
+        return route(ids, num_experts)
+    offs, slot_of, row_of = route(ids.clamp(max=num_experts), num_experts + 1)
+    return offs[:num_experts], slot_of, row_of
+
+
+def register(name: str = NAME, *, recipe: AnyRecipe = "bf16") -> Callable:
+    """Registers an experts implementation under a name. `recipe` is for experts that are not converted.
+
+    >>> import moxie.hf
+    >>> implementation = moxie.hf.register("moxie_rceil", recipe="mxfp8_rceil")
+    """
+    text = str(recipe)
+    Recipe.from_name(text)  # refuses what is no recipe
+
+    def forward(experts: Experts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        return experts_forward(experts, hidden_states, top_k_index, top_k_weights, recipe=text)
+
+    _moe.ALL_EXPERTS_FUNCTIONS.register(name, forward)
+    return forward
+
+
+register()
