@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Does MXFP8 learn as well as bf16, and a GPU as a CPU does? Trains the tiny preset and writes the answer down.
+"""Trains the tiny preset to compare the convergence of MXFP8 with bf16, and of a GPU with a CPU; writes the results.
 
     bench/convergence.py [--program build/cuda/bin/moxie] [--runs runs/convergence] [--jobs 3] [--collect] [--out FILE]
 
 Runs `moxie compare` of bf16 with RECIPES and with a broken recipe, 5 seeds each. The upper end of the interval must be at most
-1 % for RECIPES, and above 1 % for the broken one. Where there is a GPU, it also trains 200 steps on the GPU and on the CPU, with
+1 % for RECIPES, and above 1 % for the broken one. If there is a GPU, it also trains 200 steps on the GPU and on the CPU, with
 three seeds. Finished runs are kept, so the command can be repeated; --collect only reads them.
 """
 
@@ -21,8 +21,8 @@ import harness  # before torch
 
 RECIPES = ("mxfp8_rceil", "mxfp8_rceil_128")
 COMPARED = "compare"  # folder
-MOST_PERCENT = 1.0  # that the upper end of the interval may be
-BROKEN = "broken_scales"  # scales one power of two too small: the check must be able to fail
+MOST_PERCENT = 1.0  # the limit for the upper end of the interval
+BROKEN = "broken_scales"  # a control: scales one power of two too small must fail the check
 SEEDS = 5
 CURVE = {"--steps": "200", "--eval-every": "25", "--stats-every": "0", "--save-every": "0", "--threads": "1"}
 CURVE_SEEDS = (1, 2, 3)
@@ -34,13 +34,13 @@ def curve_folder(runs: pathlib.Path, device: str, recipe: str, seed: int) -> pat
 
 
 def command(program: str, words: list[str], folder: pathlib.Path, first: list[str], began: str) -> list[str]:
-    """`first` says what to run, unless the file `began` says that it was begun before."""
+    """The command line: `first`, or a resume if the file `began` exists."""
     how = ["--resume"] if (folder / began).exists() else first
     return [program, *words, "--out", str(folder), *how]
 
 
 def commands(options: argparse.Namespace) -> list[tuple[pathlib.Path, list[str]]]:
-    """All of them, each with the file that it leaves at its end."""
+    """All command lines, each with the file that it writes at its end."""
     folder = options.runs / COMPARED
     first = ["--recipes", "bf16", *RECIPES, BROKEN, "--seeds", str(SEEDS), "--threads", "1"]
     jobs = [(folder / "compare.json", command(options.program, ["compare"], folder, first, "plan.json"))]
@@ -54,13 +54,13 @@ def commands(options: argparse.Namespace) -> list[tuple[pathlib.Path, list[str]]
 
 def run(result: pathlib.Path, command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True)
-    if not result.exists():  # a requirement that is not met is no failure: the table says so
+    if not result.exists():  # a failed requirement is not an error here: the table shows it
         sys.exit(f"{' '.join(command)}\n{done.stderr}")
     print(" ".join(command), flush=True)
 
 
 def compared(folder: pathlib.Path) -> list[dict]:
-    """One entry per recipe that is not the base."""
+    """One entry per recipe except the base."""
     found = json.loads((folder / "compare.json").read_text())
     base, *recipes = found["recipes"]
     return [
@@ -86,7 +86,7 @@ def losses(folder: pathlib.Path) -> dict[int, float]:
 
 
 def curve(runs: pathlib.Path, recipe: str) -> dict:
-    """Held-out loss by step, mean over seeds, and how far the seeds lie apart."""
+    """Held-out loss by step: the mean over seeds, and their spread."""
     found = {device: [losses(curve_folder(runs, device, recipe, seed)) for seed in CURVE_SEEDS] for device in ("cpu", "cuda")}
     steps = sorted(found["cpu"][0])
     mean = {device: [statistics.mean(run[step] for run in of) for step in steps] for device, of in found.items()}

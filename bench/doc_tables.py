@@ -1,4 +1,4 @@
-"""Tables of results as the documents show them."""
+"""Formats results as tables for the documents."""
 
 
 def source(report: dict) -> str:
@@ -15,7 +15,7 @@ def median_of(report: dict) -> str:
 
 
 def table_of(caption: str, head: list[str], rows: list[list[str]], words: int = 1) -> str:
-    """So many columns of words, then numbers."""
+    """A Markdown table: the first `words` columns are text, the others are numbers."""
     rule = "|" + "---|" * words + "--:|" * (len(head) - words)
     lines = [f"| {' | '.join(cells)} |" for cells in (head, *rows)]
     return "\n".join([caption, "", lines[0], rule, *lines[1:]])

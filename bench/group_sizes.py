@@ -1,6 +1,6 @@
-"""How rows are distributed over groups: every distribution that a benchmark uses, under one name each.
+"""Distributions of rows over groups: every distribution that a benchmark uses, each with one name.
 
-All are random, and the same in every run of the same rows and groups.
+All are random, but the same in every run with the same rows and groups.
 """
 
 import random
@@ -9,7 +9,7 @@ import torch
 
 
 def ragged(rows: int, groups: int) -> list[int]:
-    """Random sizes from half to one and a half times the mean, none a multiple of 8; they add up to rows."""
+    """Random sizes from 0.5 to 1.5 times the mean, none a multiple of 8; their sum is rows."""
     rng = random.Random(rows * groups)
     shares = [rng.uniform(0.5, 1.5) for _ in range(groups)]
     sizes = [int(rows * share / sum(shares)) for share in shares]
@@ -26,7 +26,7 @@ def ragged(rows: int, groups: int) -> list[int]:
 
 
 def zipf(rows: int, groups: int) -> list[int]:
-    """The largest at least twice the mean, one empty, none of the others a multiple of 8; they add up to rows, or nearly."""
+    """The largest is at least twice the mean, one is empty, none of the others is a multiple of 8; their sum is about rows."""
     if groups == 1:
         return [rows]
     shares = [(i + 1) ** -0.7 for i in range(groups - 1)] + [0.0]
@@ -37,14 +37,14 @@ def zipf(rows: int, groups: int) -> list[int]:
 
 
 def random_ends(rows: int, groups: int) -> list[int]:
-    """Every group ends at a row that is drawn at random; they add up to rows."""
+    """Every group ends at a random row; the sum of sizes is rows."""
     rng = random.Random(rows * groups)
     ends = [*sorted(rng.randint(0, rows) for _ in range(groups - 1)), rows]
     return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
 def half_empty(rows: int, groups: int) -> list[int]:
-    """Half of the groups are empty; the sizes of the others fall as 1 / n, and they add up to rows."""
+    """Half of the groups are empty; the sizes of the others decrease as 1 / n, and their sum is rows."""
     full = groups - groups // 2
     shares = [1 / (i + 1) for i in range(full)]
     sizes = [int(rows * share / sum(shares)) for share in shares] + [0] * (groups - full)
@@ -54,7 +54,7 @@ def half_empty(rows: int, groups: int) -> list[int]:
 
 
 def aligned(sizes: list[int], alignment: int) -> list[int]:
-    """Each size rounded to the alignment, and the difference added to the largest; a rest below one alignment is dropped."""
+    """Rounds each size to the alignment and adds the difference to the largest; a remainder below the alignment is dropped."""
     rounded = [max(round(size / alignment), size > 0) * alignment for size in sizes]
     rounded[sizes.index(max(sizes))] += sum(sizes) // alignment * alignment - sum(rounded)
     return rounded

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures forward and backward of grouped_mm beside torch's bf16 grouped product and torchao's emulated MXFP8.
+"""Measures forward and backward of grouped_mm against torch's bf16 grouped GEMM and torchao's emulated MXFP8.
 
     bench/grouped_mm.py [--shape 2048x1024x1024x8] [--recipes mxfp8_rceil_128] [--groups ragged|zipf] [--sustained] [--passes]
                         [--plot file.png] [--device cpu|cuda] [--quick] [--out file.json]
 
-A shape is MxNxKxG: x [M, K], w [G, N, K]. --passes also times each quantizer and product of a step. --sustained adds the time
-of 1 s of work after 2 s of it. Prints tables last, and writes JSON. bench/README.md says how it measures.
+A shape is MxNxKxG: x [M, K], w [G, N, K]. --passes also times each quantizer and GEMM of a step. --sustained adds the time of
+1 s of work after 2 s of warm-up. Prints tables at the end, and writes JSON. bench/README.md describes the method.
 """
 
 import argparse
@@ -32,15 +32,15 @@ SHAPES = {
 # --grid: few and many rows, one to eight experts, two sizes of them.
 GRID = [(m, n, k, g) for n, k in ((8192, 5120), (2048, 7168)) for m in (32768, 128000) for g in (1, 2, 4, 8)]
 QUICK_SHAPES = {"cpu": ["256x128x256x4"], "cuda": ["8192x1024x2048x8"]}
-NUM_BUFFERS = 2  # sets of inputs that take turns
-DENSE = "torch fp8 rowwise, dense 8192^3"  # what the products are compared with on a GPU
-TILE_ROWS = 128  # of torch's bf16 grouped product
-CACHED = ("mxfp8_rceil_128",)  # also timed with weights that are quantized already, as in later micro-batches of a step
+NUM_BUFFERS = 2  # sets of inputs that alternate
+DENSE = "torch fp8 rowwise, dense 8192^3"  # the reference for GEMMs on a GPU
+TILE_ROWS = 128  # of torch's bf16 grouped GEMM
+CACHED = ("mxfp8_rceil_128",)  # also timed with cached weights, as in later micro-batches of a step
 
 
 @dataclasses.dataclass
 class Bench:
-    """One line of the table. forward(x, w) of buffers[i % NUM_BUFFERS] is the i-th repetition."""
+    """One line of the table. Repetition i is forward(x, w) of buffers[i % NUM_BUFFERS]."""
 
     name: str
     groups: str
@@ -51,12 +51,12 @@ class Bench:
 
 @dataclasses.dataclass
 class Pass:
-    """A quantizer or a product of one recipe's step. call(i) is the i-th repetition."""
+    """A quantizer or GEMM of one recipe's step. call(i) is repetition i."""
 
     recipe: str
     name: str
     flops: float  # 0: a quantizer
-    bytes: float  # that it cannot avoid
+    bytes: float  # the minimum that it must move
     call: Callable[[int], object]
     seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition
     sustained: float | None = None
@@ -79,7 +79,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
     offs = group_sizes.offs_of(sizes, device)
     bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)
     benches = [Bench(BASELINE, kind, bf16_of(offs))]
-    if device == "cuda":  # torch may be faster with groups that are whole tiles; the faster of the two is the baseline
+    if device == "cuda":  # torch may be faster if groups are whole tiles; the faster of the two is the baseline
         benches.append(
             Bench(
                 BASELINE, f"multiples of {TILE_ROWS}", bf16_of(group_sizes.offs_of(group_sizes.aligned(sizes, TILE_ROWS), device))
@@ -96,7 +96,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
                     lambda x, w, recipe=recipe, caches=caches: moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=caches[w]),
                 )
             )
-    # torchao takes no other groups than aligned ones; on a GPU its emulation is left out.
+    # torchao takes only aligned groups; on a GPU its emulation is left out.
     aligned = group_sizes.aligned(sizes, 32)
     if device == "cpu" and sum(sizes) % 32 == 0 and min(aligned) > 0:
         forward = torchao_forward(group_sizes.offs_of(aligned, device))
@@ -106,7 +106,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
 
 
 def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, ...]]:
-    """x, w, dy; random values, never zeros."""
+    """Sets of x, w and dy, with random values, never zeros."""
     rows, n, k, groups = shape
     random_of = lambda *sizes: torch.randn(*sizes, device=device).to(torch.bfloat16)
     return [
@@ -116,7 +116,7 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
 
 
 def layout_made(recipe: str, w: torch.Tensor) -> str:
-    """The layout in which a product makes scales, which the shapes of w's tell."""
+    """The scale layout of a recipe, from the shape of w's scales."""
     blocks = moxie.Recipe.from_name(recipe)
     if blocks.scaling != "block":
         return "plain"
@@ -129,7 +129,7 @@ def layout_made(recipe: str, w: torch.Tensor) -> str:
 
 
 def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:
-    """Of a recipe that quantizes all operands; another has none of its own."""
+    """The passes of a recipe that quantizes all operands; empty for other recipes."""
     blocks = moxie.Recipe.from_name(recipe)
     if blocks.scaling == "none" or blocks.wgrad_with_hp:
         return []
@@ -191,7 +191,7 @@ def dense_pass() -> Pass:
 
 
 def calls_of(bench: Bench, buffers: list[tuple[torch.Tensor, ...]]) -> list[Callable[[int], object]]:
-    """Forward, and the backward of what it returned."""
+    """A call of forward, and one of backward on its result."""
     y = None
 
     def forward(i: int) -> None:
@@ -248,7 +248,7 @@ def rows_of(benches: list[Bench], shape: tuple[int, ...]) -> list[dict]:
 
 
 def pass_rows(passes: list[Pass], shape: tuple[int, ...]) -> list[dict]:
-    """TFLOPS of products, of useful rows alone; GB/s of quantizers, over the bytes that they cannot avoid."""
+    """TFLOPS of GEMMs, counting only useful rows; GB/s of quantizers, counting the minimum of bytes."""
     dense = next((one for one in passes if one.name == DENSE), None)
     rows = []
     for one in passes:
@@ -354,7 +354,7 @@ def main() -> int:
         report["passes"] += pass_rows(passes, shape)
     harness.write_report(report, options, "grouped_mm")
     if options.plot:
-        import grouped_plots  # matplotlib is not needed otherwise
+        import grouped_plots  # needs matplotlib
 
         grouped_plots.draw(report, options.plot, options.device, BASELINE, harness.about(report))
         print(f"drawn in {options.plot}\n")

@@ -1,4 +1,4 @@
-"""The pictures of bench/grouped_mm.py: speed-up over bf16 against M, and the roofline of the products of --passes."""
+"""Plots of bench/grouped_mm.py: speed-up over bf16 against M, and the roofline of the GEMMs of --passes."""
 
 import pathlib
 
@@ -12,7 +12,7 @@ def copy_bandwidth(device: str) -> float:
     """Bytes read and written per second by a copy of 1 GiB (256 MiB on a CPU)."""
     import torch
 
-    import harness  # before torch; pictures of what was measured before need neither
+    import harness  # before torch; plots of existing results need neither
 
     a = torch.randn((1 << 28 if device == "cuda" else 1 << 26), device=device)
     b = torch.empty_like(a)
@@ -24,7 +24,7 @@ MARKERS = "osD^vP*X"  # one per number of groups
 
 
 def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[list[str], list[int]]) -> None:
-    """Those of N x K = size: a colour per recipe, a marker per number of groups; sustained is hollow and dashed."""
+    """Draws rows with N x K = size: a colour per recipe, a marker per number of groups; sustained is hollow and dashed."""
     names, groups_of = keys
     lines: dict[tuple[str, int, str], list[tuple[int, float]]] = {}
     for row in rows:
@@ -55,7 +55,7 @@ def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[lis
 
 
 def legend_of(figure, keys: tuple[list[str], list[int]], sustained: bool) -> None:
-    """Below the panels."""
+    """Draws the legend below the panels."""
     names, groups_of = keys
     line = lambda label, **how: matplotlib.lines.Line2D([], [], label=label, **how)
     handles = [line(name, color=f"C{i % 10}") for i, name in enumerate(names)]

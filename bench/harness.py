@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, clocks, the machine's description, the report.
+"""Shared by all benchmarks: options, clocks, the machine's description, the report.
 
 Import it before torch: oneDNN reads its instruction set from the environment once.
 """
@@ -21,8 +21,8 @@ import sys
 import time
 from collections.abc import Callable
 
-# Some virtual machines lose the state of AMX tiles when they switch threads, and the program dies of SIGILL. Who knows that
-# theirs does not may set the variable; both sides of every comparison use the same products.
+# Some virtual machines lose the state of AMX tiles when they switch threads, and the program dies with SIGILL. On other machines
+# users may set the variable; both sides of every comparison use the same GEMMs.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 WARM_UP = 2  # rounds that do not count
 BURST_WARM_UP, BURST = 3, 8  # rounds of a burst
-IDLE_SECONDS = 0.15  # before a burst: the clocks are back up
+IDLE_SECONDS = 0.15  # before a burst, so that the clocks recover
 
 
 def add_options(parser: argparse.ArgumentParser, repetitions: int = 15) -> None:
@@ -58,7 +58,7 @@ def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """2x3 -> (2, 3); () if they are not all positive numbers."""
+    """2x3 -> (2, 3); () if not all are positive numbers."""
     sizes = text.split("x")
     return tuple(map(int, sizes)) if all(size.isdecimal() and int(size) > 0 for size in sizes) else ()
 
@@ -67,7 +67,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
 
 
 def laps(calls: list[Callable[[], object]], device: str) -> list[float]:
-    """Calls one after the other; the seconds of each."""
+    """Runs the calls one after the other and returns the seconds of each."""
     if device == "cpu":
         times = [time.perf_counter()]
         for call in calls:
@@ -88,9 +88,9 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
 
 
 def burst(calls: list[Callable[[int], object]], warm_up: int = BURST_WARM_UP, timed: int = BURST) -> list[list[float]]:
-    """On a GPU that was idle: warm_up rounds, then timed rounds of calls(i) without a pause; the seconds of each.
+    """Times calls(i) on a GPU that was idle: warm_up rounds, then timed rounds without a pause; returns the seconds of each.
 
-    The CPU runs ahead, as it does in training, so what it takes to launch is not in them.
+    The CPU runs ahead, as in training, so launch times are not included.
     """
     torch.cuda.synchronize()
     time.sleep(IDLE_SECONDS)
@@ -114,7 +114,7 @@ def progress(done: int | None, total: int) -> None:
 
 
 def rounds(repetitions: int):
-    """-WARM_UP .. repetitions - 1, with a progress line. Those below 0 do not count."""
+    """-WARM_UP .. repetitions - 1, with a progress line. Negative rounds are warm-up."""
     for i in range(-WARM_UP, repetitions):
         progress(i + WARM_UP, repetitions + WARM_UP)
         yield i
@@ -128,9 +128,9 @@ def interleave(
     warm_up: int = BURST_WARM_UP,
     timed: int = BURST,
 ) -> None:
-    """A round has each job once, in an order of its own, so that none always follows the same one. Appends its laps.
+    """Runs rounds with each job once, in a new order each time, so that no job always follows the same one. Appends their laps.
 
-    On a GPU a job's part of a round is a burst of `timed` repetitions.
+    On a GPU, a job's part of a round is a burst of `timed` repetitions.
     """
     rng = random.Random(0)
     if device == "cuda":
@@ -149,7 +149,7 @@ def interleave(
 
 
 def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool, warm_up: float = 2.0) -> float:
-    """The time of a call in 1 s of them, after warm_up s of them: a GPU at its power limit has lowered its clocks by then."""
+    """The time of a call during 1 s of calls, after warm_up s: by then a GPU at its power limit has lowered its clocks."""
     scale = 0.01 if quick else 1.0
     warm, timed = (max(math.ceil(scale * share / seconds), 1) for share in (warm_up, 1.0))
 
@@ -206,7 +206,7 @@ def begin_report(script: str, options: argparse.Namespace) -> dict:
 
 
 def report_text(report: dict) -> str:
-    """JSON with a line per field, and in lists of rows a line per row."""
+    """JSON with one line per field, and one line per row in lists of rows."""
     fields = []
     for name, value in report.items():
         text = json.dumps(value)
@@ -217,7 +217,7 @@ def report_text(report: dict) -> str:
 
 
 def write_report(report: dict, options: argparse.Namespace, name: str) -> None:
-    """To --out, or bench/results/<device>/<name>.json."""
+    """Writes the report to --out, or bench/results/<device>/<name>.json."""
     path = options.out or RESULTS / slug(report["machine"], options.device) / (
         f"quick_{name}.json" if options.quick else f"{name}.json"
     )
@@ -232,7 +232,7 @@ def about(report: dict) -> str:
 
 
 def text_table(lines: list[tuple[str, ...]], left: int) -> str:
-    """Columns padded, the first `left` of them to the left; the first line is the head."""
+    """A text table; the first `left` columns are left-aligned, and the first line is the head."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = [
         " | ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures what a small MoE layer costs the host: forward + backward, eager, steps one after the other with one wait at the end.
+"""Measures the host time of a small MoE layer: forward + backward, eager, steps in a row with one synchronization at the end.
 
     bench/host_time.py [--shape 512x256x512x8x2] [--recipe mxfp8_rceil_128] [--device cuda|cpu] [--steps 400] [--out FILE]
 
 A shape is tokens x dim x hidden_dim x experts x top_k. At these sizes a GPU waits for the host, so a step's time is the host's.
-To compare two builds, run this in turn with MOXIE_LIBRARY and PYTHONPATH of each: one process differs from the next by 10 %.
+To compare two builds, alternate runs with MOXIE_LIBRARY and PYTHONPATH of each: processes differ by 10 %.
 """
 
 import argparse

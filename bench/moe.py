@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Measures one MoE layer, forward + backward, beside stock torch and SonicMoE: time, memory, time by kernel, growth.
+"""Measures one MoE layer, forward + backward, against stock torch and SonicMoE: time, memory, time by kernel, growth.
 
     bench/moe.py [--shapes llama4 dsv3-8 4096x512x1024x16x2] [--rivals stock compiled sonic] [--recipes bf16 mxfp8_rceil_128]
                  [--growth tokens|experts] [--kernels] [--device cpu|cuda] [--quick] [--out file.json]
 
-A shape has a name or is tokens x dim x hidden_dim x experts x top_k. Writes JSON after each shape, and prints a table of all of
-them last. bench/README.md says how it measures.
+A shape has a name or is tokens x dim x hidden_dim x experts x top_k. Writes JSON after each shape, and prints a table of all
+shapes at the end. bench/README.md describes the method.
 """
 
 import argparse
@@ -29,11 +29,11 @@ NAMED = {
     "dsv3-64": Shape(16384, 7168, 2048, 64, 8),
     "qwen3": Shape(32768, 2048, 768, 128, 8),
 }
-# SonicMoE's time over that of compiled stock torch, as measured once on an H200: stands for it where it is not installed.
+# SonicMoE's time relative to compiled stock torch, measured once on an H200; used if SonicMoE is not installed.
 SONIC_OF_COMPILED = {"llama4": 1.02, "dsv3-8": 0.96, "dsv3-64": 0.99, "qwen3": 0.85}
 SHAPES = {"cpu": ["4096x512x1024x16x2"], "cuda": list(NAMED)}
 QUICK_SHAPES = {"cpu": ["256x64x128x4x2"], "cuda": ["8192x1024x512x8x2"]}
-# On a GPU: a pause, one step that does not count, and few that do, so that the host runs ahead and clocks stay up.
+# On a GPU: a pause, one warm-up step, and few timed steps, so that the host runs ahead and clocks stay high.
 BURST_WARM_UP, BURST = 1, 4
 SUSTAINED_WARM_UP = 0.25  # seconds
 MIB = 2**20
@@ -42,7 +42,7 @@ MIB = 2**20
 @dataclasses.dataclass
 class Measured:
     line: Line
-    difference: float = 0.0  # of y from that of stock torch, relative norm
+    difference: float = 0.0  # of y to stock torch's, relative norm
     saved: int | None = None  # bytes; None on a CPU
     peak: int | None = None
     seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition: forward, backward
@@ -53,7 +53,7 @@ class Measured:
 
 
 def calls_of(line: Line, x: torch.Tensor, dy: torch.Tensor) -> list[Callable[[int], object]]:
-    """Forward, and the backward of what it returned. Gradients are new in each step."""
+    """A call of forward, and one of backward on its result. Gradients are new in each step."""
     y = None
 
     def forward(_: int) -> None:
@@ -71,10 +71,10 @@ def calls_of(line: Line, x: torch.Tensor, dy: torch.Tensor) -> list[Callable[[in
 
 
 def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: torch.Tensor) -> None:
-    """saved: held between forward and backward beyond x and y. peak: of a step, beyond what was held before it."""
+    """saved: memory held between forward and backward besides x and y. peak: of a step, besides what was held before it."""
     forward, backward = calls_of(measured.line, x, dy)
     forward(0)
-    backward(0)  # the first step may allocate what stays
+    backward(0)  # the first step may allocate permanent memory
     for line in lines:
         for leaf in (x, *line.parameters):
             leaf.grad = None
@@ -89,9 +89,9 @@ def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: t
 
 
 def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[dict], dict[str, str], list[dict]]:
-    """Rows of the report, the rivals that could not run, and time by kernel."""
+    """Returns rows of the report, the rivals that could not run, and time by kernel."""
     if options.device == "cuda":
-        gc.collect()  # what the shape before has left
+        gc.collect()  # frees memory of the previous shape
         torch.cuda.empty_cache()
     make = {"device": options.device, "dtype": torch.bfloat16}
     weights = random_weights(shape, options.device)
@@ -99,7 +99,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
     results = [Measured(line) for line in lines]
     x, dy = torch.randn(shape.tokens, shape.dim, **make, requires_grad=True), torch.randn(shape.tokens, shape.dim, **make)
     truth = stock_forward(x, weights, shape.top_k).detach().float()
-    for one in results:  # with gradients, or torch would compile a second graph
+    for one in results:  # with gradients, because torch would compile a second graph without
         one.difference = ((one.line.forward(x).detach().float() - truth).norm() / truth.norm()).item()
     del truth
     if options.device == "cuda":
@@ -125,7 +125,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
 
 
 def best_rival(rows: list[dict], shape_name: str) -> dict | None:
-    """The faster of compiled stock torch and SonicMoE, burst and sustained; eager stock torch where neither was measured."""
+    """The faster of compiled stock torch and SonicMoE, burst and sustained; eager stock torch if neither was measured."""
     rivals = {row["name"]: row for row in rows}
     counted = [rivals[name] for name in (COMPILED, SONIC) if name in rivals] or [
         rivals[name] for name in (STOCK,) if name in rivals
@@ -221,7 +221,7 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 
 
 def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
-    """1k to 256k tokens; or 1 to 256 experts with as many rows for all of them together as base has."""
+    """1k to 256k tokens; or 1 to 256 experts with the total number of rows of base."""
     powers = range(0, 9, 8 if quick else 1)
     if growth == "tokens":
         shapes = [dataclasses.replace(base, tokens=(64 if quick else 1024) << power) for power in powers]
@@ -239,7 +239,7 @@ def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
 
 
 def default_rivals(options: argparse.Namespace) -> list[str]:
-    """torch.compile takes seconds per shape, and so do SonicMoE's kernels per number of experts."""
+    """Not all rivals: torch.compile takes seconds per shape, and SonicMoE's kernels take seconds per number of experts."""
     if options.quick or options.device == "cpu":
         return ["stock"]
     return {None: ["stock", "compiled", "sonic"], "tokens": ["stock", "sonic"], "experts": ["stock"]}[options.growth]
@@ -271,7 +271,7 @@ def main() -> int:
     for name, shape in shapes:
         try:
             rows, missing, kernels = measure(shape, options, name)
-        except RuntimeError:  # too little memory, or a kernel that failed: what was measured before is not lost
+        except RuntimeError:  # out of memory, or a failed kernel: earlier results are kept
             traceback.print_exc()
             rows, missing, kernels, failed = [], {name: "failed"}, [], True
         report["missing"] |= missing

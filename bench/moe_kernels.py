@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity
 
 STEPS = 3
 WIDTH = 100  # of a kernel's name in the table
-SMALLEST_SHARE = 0.005  # of a step: kernels below it are added up
+SMALLEST_SHARE = 0.005  # of a step; kernels below it are combined
 NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|moxie::")
 
 
@@ -30,7 +30,7 @@ def profile(step: Callable[[int], object], device: str) -> list[dict]:
             torch.cuda.synchronize()
     rows = []
     for event in profiler.key_averages():
-        # A compiled graph also marks its span on the GPU, which would count its kernels twice.
+        # A compiled graph also records its own span on the GPU, which would count its kernels twice.
         if event.device_type != (DeviceType.CUDA if on_gpu else DeviceType.CPU) or getattr(event, "is_user_annotation", False):
             continue
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total

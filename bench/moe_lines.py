@@ -1,6 +1,6 @@
-"""What bench/moe.py measures: one MoE layer as stock torch, as SonicMoE and as Moxie, all over the same weights.
+"""The implementations that bench/moe.py measures: one MoE layer in stock torch, SonicMoE and Moxie, with the same weights.
 
-All compute the same function: the softmax over a token's top_k experts weighs their SwiGLU MLPs.
+All compute the same function: SwiGLU MLPs, weighted by the softmax over a token's top_k experts.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ import moxie.nn
 
 STOCK, COMPILED, SONIC = "stock", "stock compiled", "SonicMoE"
 RIVALS = {"stock": STOCK, "compiled": COMPILED, "sonic": SONIC}
-CACHED = ("mxfp8_rceil_128",)  # also timed with weights that are quantized already, as in later micro-batches of a step
+CACHED = ("mxfp8_rceil_128",)  # also timed with cached weights, as in later micro-batches of a step
 
 
 @dataclasses.dataclass
@@ -63,7 +63,7 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
 
 
 def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor:
-    """x [T, D]. Nothing waits for the device and no size depends on data, so torch.compile makes one graph of it."""
+    """x [T, D]. No synchronization and no data-dependent sizes, so torch.compile makes one graph of it."""
     scores = torch.softmax(x @ weights.gate.T, dim=-1, dtype=torch.float32)
     chosen, ids = scores.topk(top_k)
     chosen = (chosen / chosen.sum(-1, keepdim=True)).to(x.dtype)
@@ -71,7 +71,7 @@ def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor
     row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
     experts = torch.arange(weights.gate.shape[0], device=x.device)
     offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
-    # index_select, not x[..]: its gradient is one index_add, where that of x[..] sorts the indices first.
+    # index_select, not x[..]: its gradient is one index_add, while that of x[..] sorts the indices first.
     rows = x.index_select(0, slot_of // top_k)
     gate, up = torch._grouped_mm(rows, weights.w13.mT, offs=offs).chunk(2, dim=-1)
     rows = torch._grouped_mm(nn.functional.silu(gate) * up, weights.w2.mT, offs=offs)
@@ -81,13 +81,13 @@ def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor
 def stock_line(shape: Shape, weights: Weights, compiled: bool) -> Line:
     forward = lambda x: stock_forward(x, weights, shape.top_k)
     if compiled:
-        torch._dynamo.reset()  # one graph per shape, or torch would make the second one for sizes that vary
+        torch._dynamo.reset()  # one graph per shape; torch would make the second one dynamic
         forward = torch.compile(forward, dynamic=False, fullgraph=True)
     return Line(COMPILED if compiled else STOCK, forward, list(vars(weights).values()))
 
 
 def sonic_line(shape: Shape, weights: Weights) -> Line:
-    """Raises ImportError where SonicMoE is not installed."""
+    """Raises ImportError if SonicMoE is not installed."""
     from sonicmoe import KernelBackendMoE, MoE
     from sonicmoe.enums import ActivationType
 
@@ -103,7 +103,7 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
         )
     layer.to(weights.w13.dtype)
     layer.router.weight, layer.c_proj.weight = weights.gate, weights.w2
-    with torch.no_grad():  # rows of gate and up take turns there
+    with torch.no_grad():  # SonicMoE interleaves the rows of gate and up
         halves = weights.w13.view(shape.experts, 2, shape.hidden_dim, shape.dim)
         layer.c_fc.weight.copy_(halves.transpose(1, 2).flatten(1, 2))
     forward = lambda x: layer(x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]
@@ -121,7 +121,7 @@ def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) ->
 
 
 def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
-    """The lines, and of each rival that cannot run here why."""
+    """The lines, and the reason for each rival that cannot run here."""
     makers = {
         STOCK: lambda: stock_line(shape, weights, compiled=False),
         COMPILED: lambda: stock_line(shape, weights, compiled=True),
@@ -134,7 +134,7 @@ def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[st
             x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
             line.forward(x).backward(torch.randn_like(x))  # compiles
             lines.append(line)
-        except Exception as error:  # whatever another project raises: the others are still measured
+        except Exception as error:  # any error of another project: the others are still measured
             missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         for weight in vars(weights).values():
             weight.grad = None

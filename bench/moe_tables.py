@@ -1,4 +1,4 @@
-"""The tables and the picture of the MoE layer that bench/publish.py puts into docs/MOE.md."""
+"""The tables and the plot of the MoE layer that bench/publish.py puts into docs/MOE.md."""
 
 import pathlib
 
@@ -34,7 +34,7 @@ def milliseconds(row: dict | None) -> str:
 
 
 def layer_table(report: dict) -> str:
-    """ms of a step, and how many times as fast as the best rival."""
+    """Milliseconds per step, and the speed-up over the best rival."""
     names = names_of(report)
     rows, rivals = [], {}
     for lines in by_shape(report).values():
@@ -65,7 +65,7 @@ def memory_table(report: dict) -> str:
 
 
 def growth_table(report: dict) -> str:
-    """ms of each line, and what ours keeps for backward."""
+    """Milliseconds of each line, and the memory that Moxie keeps for backward."""
     names = names_of(report)
     rows = [
         [shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
@@ -77,7 +77,7 @@ def growth_table(report: dict) -> str:
 
 
 def draw(report: dict, path: pathlib.Path) -> None:
-    """Milliseconds of a step and MiB saved for backward, a group of bars per shape."""
+    """Draws milliseconds per step and MiB saved for backward, a group of bars per shape."""
     import matplotlib
 
     matplotlib.use("Agg")

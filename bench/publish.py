@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Puts the committed results into the documents: tables between their markers, and the pictures.
+"""Writes the committed results into the documents: tables between their markers, and plots.
 
-    bench/publish.py [--check]     --check changes nothing and fails if a table is not what the results say
+    bench/publish.py [--check]     --check changes nothing and fails if a table differs from the results
 
-A figure in a document is never typed.
+Figures in a document are never typed by hand.
 """
 
 import argparse
@@ -24,12 +24,12 @@ END = "<!-- /numbers -->"
 
 
 def is_plain(row: dict) -> bool:
-    """Of its scales."""
+    """Whether the row was measured with plain scales."""
     return "swizzled" not in row["variant"] and "quads" not in row["variant"]
 
 
 def as_read_on_a_gpu(rows: list[dict]) -> list[dict]:
-    """Of ops that were timed in several layouts of scales, those in the one that is read there: swizzled, or quads."""
+    """For ops that were timed with several scale layouts, keeps the layout that a GPU reads: swizzled or quads."""
     known = {(row["op"], row["variant"]) for row in rows}
     return [
         row for row in rows if all((row["op"], f"{row['variant']} {layout}") not in known for layout in ("swizzled", "quads"))
@@ -57,13 +57,13 @@ def ops_table(report: dict) -> str:
     return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
 
-# Small: beside a copy of 1 GiB their rates say nothing.
+# Ops on little data, whose rates are not comparable with a copy of 1 GiB.
 SMALL = ("route", "swizzle_scale", "copy")
 WITHOUT_GROUPS = ("swiglu", "swiglu_backward")
 
 
 def widths_table(report: dict) -> str:
-    """Percent of a copy of each op on tokens, a column for each width."""
+    """Each op on tokens in percent of a copy, a column for each width."""
     rows = [row for row in report["rows"] if len(row["shape"]) == 2 and row["shape"][0] == 131072 and row["op"] not in SMALL]
     widths = list(dict.fromkeys(row["shape"][1] for row in rows))
     found: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ def widths_table(report: dict) -> str:
 
 
 def weights_table(report: dict) -> str:
-    """The same of each op on a stack of weights, without the grid of rules."""
+    """The same for ops on weights, without the grid of rules."""
     rows = [row for row in report["rows"] if len(row["shape"]) == 3 and not row["variant"].endswith(("floor", "rceil"))]
     shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
     found: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def weights_table(report: dict) -> str:
 
 
 def scales_table(report: dict) -> str:
-    """swizzle_scale beside a copy of as many bytes."""
+    """swizzle_scale compared with a copy of the same bytes."""
     times = {
         (row["op"], row["variant"]): row["seconds"]["median"] for row in report["rows"] if row["op"] in ("swizzle_scale", "copy")
     }
@@ -104,7 +104,7 @@ def scales_table(report: dict) -> str:
 
 
 def groups_table(report: dict) -> str:
-    """Percent of a copy of ops with many groups, and how much slower that is than the same with few."""
+    """Ops with many groups in percent of a copy, and how much slower they are than with few."""
     with_few = json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]
     few = {(row["op"], row["variant"], *row["shape"]): row["of_copy"] for row in with_few}
     rows = as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in (*SMALL, *WITHOUT_GROUPS)])
@@ -139,7 +139,7 @@ def grouped_mm_table(report: dict) -> str:
 
 
 def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
-    """shape -> name -> row; of the lines of bf16 the faster."""
+    """shape -> name -> row; only the faster line of bf16."""
     found: dict[tuple[int, ...], dict[str, dict]] = {}
     for row in rows:
         lines = found.setdefault(tuple(row["shape"]), {})
@@ -157,7 +157,7 @@ BF16, OURS = "torch bf16", "mxfp8_rceil_128"
 
 
 def headline_table(report: dict) -> str:
-    """How many times as fast as bf16 each way."""
+    """Speed-up over bf16 in each configuration."""
     rows = []
     for shape, lines in by_shape(report["rows"]).items():
         ours, cached = lines[OURS], lines[f"{OURS}, w quantized before"]
@@ -183,7 +183,7 @@ def headline(report: dict) -> str:
 
 
 def quoted(name: str) -> str:
-    """A recipe's name as code, and what is said about it as text."""
+    """Formats a recipe's name as code, and the rest as text."""
     recipe, *more = name.split(", ", 1)
     return ", ".join([f"`{recipe}`", *more])
 
@@ -198,7 +198,7 @@ def recipes_table(report: dict) -> str:
 
 
 def products_table(report: dict) -> str:
-    """TFLOPS of each product, and of the dense one's in the same run."""
+    """TFLOPS of each GEMM, and its share of the dense GEMM in the same run."""
     shapes: dict[tuple[int, ...], list[str]] = {}
     for row in report["passes"]:
         if row["flops"]:
@@ -294,7 +294,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def pages() -> dict[pathlib.Path, str]:
-    """Every page as it should be."""
+    """Every page with its current tables."""
     texts = {}
     for page, name, results, table in TABLES:
         path = ROOT / page
@@ -310,7 +310,7 @@ def on_tokens(report: dict, shape: list[int]) -> list[dict]:
 
 
 def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
-    """One picture of these rows, all of one shape."""
+    """Draws one plot of these rows, all of one shape."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -344,7 +344,7 @@ def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
 
 
 def draw_grouped(report: dict, name: str) -> None:
-    """How many times as fast as bf16, and the products beside the dense one."""
+    """Draws the speed-up over bf16, and the GEMMs compared with the dense one."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Measures every op: time, GB/s over the bytes of core/cost, and the fraction of a plain copy's bandwidth in the same run.
+"""Measures every op: time, GB/s by the bytes of core/cost, and the fraction of a copy's bandwidth in the same run.
 
     bench/run.py [--device cpu|cuda] [--shapes 8192x5120 8x2048x2048] [--ops both pad] [--quick] [--out file.json]
 
-Prints a table last, and writes JSON. bench/README.md says how it measures.
+Prints a table at the end, and writes JSON. bench/README.md describes the method.
 """
 
 import argparse
@@ -22,25 +22,24 @@ import group_sizes
 import moxie
 
 COPY_BYTES = 2**30
-ROTATE_BYTES = 2**28  # buffers of one op rotate over at least this much memory, more than any cache holds
+ROTATE_BYTES = 2**28  # an op's buffers rotate over at least this much memory, more than any cache holds
 BF16, F32 = torch.bfloat16, torch.float32
 
 SHAPES = {
     "cpu": ["8192x5120", "8x2048x2048"],
     "cuda": ["131072x2048", "131072x5120", "131072x7168", "131072x8192", "8x8192x5120", "8x2048x7168"],
 }
-# What is measured on a GPU, too, unless shapes are given: tokens whose scales are swizzled; that are padded, in how many groups;
-# weights.
+# Additional shapes on a GPU, unless shapes are given: tokens with swizzled scales; padded tokens, by number of groups; weights.
 SCALES_SHAPE = (131072, 7168)
 PAD_GRID = [((16384, dim), groups) for dim in (1536, 2048, 5120, 7168) for groups in (1, 4, 8, 16)]
 WEIGHT_GRID = [(experts, *matrix) for matrix in ((8192, 5120), (7168, 2048)) for experts in (1, 8, 32)]
-TOP_K, EXPERTS = 8, 64  # of a token, and of all, where rows are permuted
+TOP_K, EXPERTS = 8, 64  # for permuted rows
 QUICK_SHAPES = {"cpu": ["512x1024", "2x256x512"], "cuda": ["8192x5120", "2x2048x5120"]}
 
 
 @dataclasses.dataclass
 class Bench:
-    """One line of the table. calls[i % len(calls)] is the i-th repetition: the same op on other buffers."""
+    """One line of the table. Repetition i is calls[i % len(calls)]: the same op on other buffers."""
 
     op: str
     variant: str
@@ -48,8 +47,8 @@ class Bench:
     num_groups: int | None
     calls: list[Callable[[], object]]
     num_bytes: float
-    peer: Callable[[], object] | None = None  # torchao's way to the same result
-    parts: int = 1  # of a call, each of num_bytes
+    peer: Callable[[], object] | None = None  # the same result with torchao
+    parts: int = 1  # parts of a call, each of num_bytes
     seconds: list[float] = dataclasses.field(default_factory=list)
     peer_seconds: list[float] = dataclasses.field(default_factory=list)
 
@@ -58,13 +57,13 @@ class Bench:
 
 
 def random_tensor(shape, dtype, device) -> torch.Tensor:
-    """Normal values of varying magnitude. Never zeros: some machines are faster on them."""
+    """Normal values of varying magnitude; never zeros, which are faster on some machines."""
     x = torch.randn(shape, device=device, dtype=dtype)
     return x.mul_(torch.exp2(torch.randint(-6, 7, (*shape[:-1], 1), device=device).to(dtype)))
 
 
 def like(results):
-    """Outputs for the `out` overload, written once so that no page fault is left for the measurement."""
+    """Outputs for the `out` overload, written once to avoid page faults in the measurement."""
     many = isinstance(results, tuple)
     outputs = tuple(torch.empty_like(t) for t in (results if many else (results,)))
     for t in outputs:
@@ -73,7 +72,7 @@ def like(results):
 
 
 class Torchao:
-    """torchao's reference functions, where it is installed."""
+    """torchao's reference functions, if it is installed."""
 
     def __init__(self):
         try:
@@ -107,7 +106,7 @@ class Plan:
     def x(self, dtype=BF16) -> list[torch.Tensor]:
         if dtype not in self.inputs:
             size = math.prod(self.shape) * dtype.itemsize
-            least = 1 if self.device == "cuda" and size >= ROTATE_BYTES else 2  # no cache of a GPU holds as much
+            least = 1 if self.device == "cuda" and size >= ROTATE_BYTES else 2  # larger than any GPU cache
             count = min(8, max(least, math.ceil(ROTATE_BYTES / size)))
             self.inputs[dtype] = [random_tensor(self.shape, dtype, self.device) for _ in range(count)]
         return self.inputs[dtype]
@@ -116,7 +115,7 @@ class Plan:
         return not self.wanted or any(part in f"{op} {variant}" for part in self.wanted)
 
     def add(self, op: str, variant: str, inputs: list[tuple], peer=None, dtype=BF16, cost=None, num_bytes=None, **kwargs) -> None:
-        """inputs[i] are the tensors of one set of buffers; kwargs go to the op, cost to core/cost unless num_bytes is given."""
+        """inputs[i] is one set of buffers; kwargs go to the op; cost goes to core/cost unless num_bytes is given."""
         if not self.wants(op, variant):
             return
         function = getattr(moxie, op)
@@ -165,7 +164,7 @@ class Plan:
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
         self.add("quantize_rowwise", "1x128 bf16", x, cost={"rowwise_block": "1x128"}, block="1x128", **offs)
         self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
-        # In the blocks of mxfp8_rceil_128 and as Hopper reads them: activations, then gradients.
+        # The blocks and layouts of mxfp8_rceil_128 on Hopper: activations, then gradients.
         for col in ("128x32", "128x1") if self.device == "cuda" else ():
             layout = {"scale_layout": "quads"}
             both = {"rowwise_block": "1x128", "colwise_block": col, **layout}
@@ -192,7 +191,7 @@ class Plan:
         self.add_layer(x)
 
     def add_readers(self, x: list[tuple]) -> None:
-        """What reads swizzled scales or quads; requantize writes them, too."""
+        """Ops that read swizzled scales or quads; requantize also writes them."""
         swizzled, quads = {"scale_layout": "swizzled"}, {"scale_layout": "quads"}
         offs = {"offs": self.offs}
         rowwise = [moxie.quantize_rowwise(*x, **swizzled, **offs) for x in x]
@@ -237,7 +236,7 @@ class Plan:
             )
 
     def add_layer(self, x: list[tuple]) -> None:
-        """What stands between the products of an MoE layer, alone and fused with the quantizer; x are its rows."""
+        """Ops between the GEMMs of an MoE layer, separate and fused with the quantizer; x are its rows."""
         rows, dim = self.shape
         offs = {"offs": self.offs}
         one = rows * dim * BF16.itemsize  # bytes of [rows, dim]
@@ -289,7 +288,7 @@ class Plan:
         return self.benches
 
     def add_swizzle(self) -> list[Bench]:
-        """Plain scales put in the order of a tensor core, beside a copy of as many bytes."""
+        """Swizzling plain scales, compared with a copy of the same bytes."""
         x = self.x()[0]
         for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
             scale = quantize(x, offs=self.offs)[1]
@@ -299,7 +298,7 @@ class Plan:
                 offs = ((sizes + 31) // 32).cumsum(0).to(torch.int32)
             count = math.ceil(ROTATE_BYTES / scale.nbytes)
             scales = [scale.clone() for _ in range(count)]
-            # A call goes through all buffers, as one of them takes no longer than its launch.
+            # A call processes all buffers, because one of them takes no longer than its launch.
             calls = {
                 "swizzle_scale": lambda scales=scales, offs=offs, form=form: [
                     moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales
@@ -334,10 +333,10 @@ class Plan:
 
 
 def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
-    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's.
+    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's times.
 
-    Each is called once more right before, on other buffers: or it would pay for writing back what its predecessor left in
-    the caches.
+    Each bench is called once before it is timed, on other buffers: otherwise it would pay for writing back what its predecessor
+    left in the caches.
     """
     source = torch.randint(0, 256, (COPY_BYTES,), dtype=torch.uint8, device=device)
     target = torch.ones_like(source)
@@ -429,7 +428,7 @@ def main() -> int:
         sets += [lambda shape=shape: plan(shape, 0).add_rules() for shape in WEIGHT_GRID]
     report = harness.begin_report("bench/run.py", options) | {"copy": None, "rows": []}
     copies = []
-    for make in sets:  # one shape after the other: the buffers of all of them together would not fit
+    for make in sets:  # one shape at a time: the buffers of all shapes together would not fit
         benches = make()
         if not benches:
             continue

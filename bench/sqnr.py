@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Measures what each recipe loses: the SQNR of y, dx and dw, and the bytes of x kept for backward.
+"""Measures the accuracy of each recipe: the SQNR of y, dx and dw, and the bytes of x kept for backward.
 
     bench/sqnr.py [--shape 2048x1024x1024x8] [--recipes mxfp8_rceil_128] [--device cpu|cuda] [--quick] [--out file.json]
 
-SQNR in dB, 10 log10(|truth|^2 / |result - truth|^2). Truth is the product in f64 of the same Gaussian bf16 inputs. Prints a
-table last, and writes JSON.
+SQNR in dB, 10 log10(|truth|^2 / |result - truth|^2). Truth is the f64 product of the same Gaussian bf16 inputs. Prints a table
+at the end, and writes JSON.
 """
 
 import argparse
@@ -19,7 +19,7 @@ import moxie
 from group_sizes import offs_of, ragged
 from grouped_mm import buffers_of, parse_shape
 
-# Rows and groups of the memory columns; on the meta device, where nothing is allocated.
+# Rows and groups of the memory columns; measured on the meta device, which allocates nothing.
 MEMORY = [(2048, 8), (131072, 8), (131072, 256)]
 MEMORY_SIZES = (1024, 1024)  # n and k
 
@@ -40,7 +40,7 @@ def truth_of(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, sizes: list[int
 
 
 def bytes_kept_per_row(recipe: str, rows: int, groups: int) -> float:
-    """What autograd keeps of x, where only w wants a gradient."""
+    """Bytes of x per row that autograd keeps, if only w requires a gradient."""
     n, k = MEMORY_SIZES
     x = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
     w = torch.empty(groups, n, k, dtype=torch.bfloat16, device="meta", requires_grad=True)

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Checks what a compiler does not: which layer includes which, and the limits every source keeps.
+"""Checks rules that a compiler does not: which layer includes which, and the limits of every source file.
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
                    base <- format <- ptx, layout <- simd, tile <- the ops;
-                   no two headers have one name, but for backends.h
+                   no two headers have the same name, except for backends.h
     moxie/torch    includes core's contracts, not a folder's backends.h;
-                   what runs below the dispatcher (ops, plan, gemm) does not call ops through it
-    both           no room includes, in however many steps, a room that includes it: a room is a
-                   folder, or a header and source of one name
+                   code below the dispatcher (ops, plan, gemm) does not call ops through it
+    both           no cycles between rooms, direct or indirect: a room is a folder, or a header
+                   and source of the same name
     moxie/cli      the same, and nothing of simd, ptx or tile
     python         holds no C++
 Everywhere: includes from the repository's root, asm only in moxie/core/ptx, no std::regex, ASCII,
@@ -36,7 +36,7 @@ CORE_BELOW = {
     "tile": {"base", "format", "layout", "ptx"},
 }
 
-# The callers of ops through the dispatcher, and the rooms of moxie/torch that are below it.
+# The headers that call ops through the dispatcher, and the rooms of moxie/torch below it.
 DISPATCHER = ("moxie/torch/ops.h", "moxie/torch/dispatch.h")
 BELOW_DISPATCHER = ("ops", "plan", "gemm")
 
@@ -58,8 +58,8 @@ def files() -> list[pathlib.PurePosixPath]:
 
 
 def includes(text: str):
-    """(line number, how it is quoted, what is included, whether a CPU build sees it)"""
-    cuda_only = []  # of each open #if: does it hold only with CUDA?
+    """Yields (line number, quote, included file, whether a CPU build sees it)."""
+    cuda_only = []  # for each open #if: whether it holds only with CUDA
     for number, line in enumerate(text.splitlines(), 1):
         if match := CONDITIONAL.match(line):
             word, condition = match.groups()
@@ -105,7 +105,7 @@ def check_include(path: pathlib.PurePosixPath, quote: str, name: str, on_cpu: bo
 
 
 def check(path: pathlib.PurePosixPath):
-    """(line number, broken rule)"""
+    """Yields (line number, broken rule)."""
     data = (ROOT / path).read_bytes()
     for number, line in enumerate(data.splitlines(), 1):
         if not line.isascii():
@@ -131,7 +131,7 @@ def check(path: pathlib.PurePosixPath):
 
 
 def room_of(name: str) -> str | None:
-    """moxie/core/gemm of moxie/core/gemm/gemm_kernel.cuh, moxie/torch/recipe.h of moxie/torch/recipe.cc."""
+    """moxie/core/gemm for moxie/core/gemm/gemm_kernel.cuh, moxie/torch/recipe.h for moxie/torch/recipe.cc."""
     parts = name.split("/")
     if parts[:2] not in (["moxie", "core"], ["moxie", "torch"]) or len(parts) < 3:
         return None
@@ -139,7 +139,7 @@ def room_of(name: str) -> str | None:
 
 
 def cycles(checked: list[pathlib.PurePosixPath]):
-    """(path, line number, broken rule): each include that closes a circle of rooms."""
+    """Yields (path, line number, broken rule) for each include that closes a cycle of rooms."""
     edges: dict[str, dict[str, tuple]] = {}  # room -> room that it includes -> where
     for path in checked:
         room = room_of(path.as_posix())
@@ -151,7 +151,7 @@ def cycles(checked: list[pathlib.PurePosixPath]):
                 edges.setdefault(room, {}).setdefault(other, (path, number, name))
 
     def reaches(start: str, goal: str) -> list[str]:
-        """The rooms on a way from start to goal; empty if there is none."""
+        """The rooms on a path from start to goal; empty if there is none."""
         ways, seen = [[start]], {start}
         for way in ways:
             if way[-1] == goal:
@@ -169,7 +169,7 @@ def cycles(checked: list[pathlib.PurePosixPath]):
 
 
 def same_names(checked: list[pathlib.PurePosixPath]):
-    """(path, line number, broken rule): each header of core whose name another has."""
+    """Yields (path, line number, broken rule) for each header of core whose name is not unique."""
     first: dict[str, pathlib.PurePosixPath] = {}
     for path in checked:
         if path.parts[:2] != ("moxie", "core") or path.suffix not in (".h", ".cuh") or path.name == "backends.h":

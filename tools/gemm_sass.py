@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""What the compiler made of the Hopper GEMM: spills, and instructions of each step.
+"""Prints the compiled code of the Hopper GEMM: spills, and instructions of each step.
 
     tools/gemm_sass.py build/cuda/moxie/core/libmoxie_core.a
 
-A step begins after a product (four QGMMA) and ends with the next product. The sums of its FMAs should be in registers of another
-parity than the product's: sums of the same parity wait for one register bank, which costs 2 to 3 % of the kernel's speed. Any
-change of the kernel, also of the scheduling warp's code, may change the compiler's choice, so look here before and after.
-docs/kernels/grouped_gemm.md says more.
+A step begins after a product (four QGMMA) and ends with the next product. Product and sum of an FMA should be in registers of
+different parity: with the same parity both are in one register bank, which costs 2 to 3 % of the kernel's speed. Any change of
+the kernel, also of the scheduler warp, may change the compiler's choice, so run this before and after.
+docs/kernels/grouped_gemm.md has the details.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ import sys
 
 PRODUCT = range(24, 88)  # the registers that wgmma writes in these kernels
 FMA = re.compile(r"FFMA R\d+, R(\d+)(?:\.reuse)?, R(\d+)(?:\.reuse)?, R(\d+)")
-SUMS = 64  # of a thread
+SUMS = 64  # per thread
 
 
 def kernels(path: pathlib.Path) -> dict[str, list[str]]:
@@ -35,7 +35,7 @@ def kernels(path: pathlib.Path) -> dict[str, list[str]]:
 
 
 def steps(instructions: list[str]) -> list[tuple[int, int]]:
-    """Of each step: its instructions, and how many of its FMA have product and sum in registers of one parity."""
+    """For each step: its instructions, and how many of its FMAs have product and sum in registers of the same parity."""
     products = [i for i, text in enumerate(instructions) if "QGMMA" in text]
     found = []
     for before, last in zip(products[3::4], products[7::4]):

@@ -3,10 +3,10 @@
 
     tools/generate_ops.py moxie/torch/schema.cc <folder>
 
-An argument without a default is a parameter. One or two with defaults are parameters with defaults; three or more are the
-fields of a struct, <Op>Options, which overloads with the same ones share. An overload is a function of its own, op_overload.
-What nodes call, with an integer `spec` or `plan` in place of text, is in the namespace `packed`, without overload and
-underscore. A comment above a schema goes along.
+An argument without a default is a parameter. One or two arguments with defaults are parameters with defaults; three or more are
+the fields of a struct, <Op>Options, which overloads with the same fields share. An overload becomes a function op_overload. Ops
+that nodes call, with an integer `spec` or `plan` in place of text, are in the namespace `packed`, without the overload's name
+and the underscore. A comment above a schema is copied.
 """
 
 import pathlib
@@ -27,7 +27,7 @@ TYPES = {  # of an argument: as a parameter, and as a field
     "ScalarType?": ("std::optional<at::ScalarType>", "std::optional<at::ScalarType>"),
 }
 RESULTS = {"()": "void", "Tensor": "at::Tensor", "Tensor[]": "std::vector<at::Tensor>"}
-MOST_DEFAULTS = 2  # more are a struct: a call should name what it changes
+MOST_DEFAULTS = 2  # more become a struct, so that a call names what it changes
 SCHEMA = re.compile(r"(?P<op>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<result>.+)")
 
 
@@ -106,7 +106,7 @@ def ops_of(source: str) -> list[Op]:
     ops = []
     for match in call.finditer(source):
         schema = re.sub(r'"\s*"', "", match["text"]).strip('"')
-        if "(Tensor" in schema:  # the others are questions that tests and Python ask
+        if "(Tensor" in schema:  # the others are queries of tests and Python
             op = Op(schema, re.sub(r"^  ", "", match["comment"], flags=re.MULTILINE))
             op.share_options_with(ops)
             ops.append(op)
@@ -152,7 +152,7 @@ def write(path: pathlib.Path, opening: str, parts: dict[bool, list[str]]) -> Non
         + "\n".join(parts[True])
         + "\n}  // namespace packed\n}  // namespace moxie::ops\n"
     )
-    if not path.exists() or path.read_text() != text:  # or everything would be compiled again
+    if not path.exists() or path.read_text() != text:  # an unchanged file is not rewritten, to avoid a rebuild
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

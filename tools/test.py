@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Runs every test of a build folder and counts.
 
-C++ programs are those ctest knows; Python tests are the files of tests/python, which see the
-library of this build. Each program and each file is a suite in a process of its own, so one that
-crashes costs only itself. The last line is `N passed, M failed, K skipped`; the exit status is 1
-if anything failed or nothing passed.
+C++ programs are those that ctest lists; Python tests are the files of tests/python, run with the
+library of this build. Each program and each file is a suite in its own process, so that a crash
+affects no other suite. The last line is `N passed, M failed, K skipped`; the exit status is 1 if
+anything failed or nothing passed.
 """
 
 import argparse
