@@ -124,6 +124,10 @@ struct Weights {
   }
 };
 
+Activation random_activation(Random& random) {
+  return random.chance(50) ? Activation::kSwiglu : Activation::kClampedSwiglu;
+}
+
 int64_t random_width(Random& random) {
   return random.pick<int64_t>({0, 1, 8, 31, 32, 64, 100, 128, 128, 136, 256, 384, 640});
 }
@@ -135,23 +139,29 @@ TEST(Fused, SwigluQuantizeIsSwigluThenQuantize) {
     const Request request(random, rows, width);
     const Input h(random, rows * 2 * width, random_data(random));
     const Weights weights(random, rows);
+    const Activation activation = random_activation(random);
     const auto fused = [&](const Exec& exec) {
       Arena arena(exec.backend, request.misalign);
       swiglu_quantize({.h = h.in(arena, {rows, 2 * width}),
                        .forms = request.forms(arena),
-                       .weights = weights.in(arena)},
+                       .weights = weights.in(arena),
+                       .activation = activation},
                       exec);
       return arena.results();
     };
     const auto apart = [&](const Exec& exec) {
       Arena arena(exec.backend, request.misalign);
       const Between a(exec.backend, h.format, request.x, request.misalign);
-      swiglu({.h = h.in(arena, {rows, 2 * width}), .a = a.view, .weights = weights.in(arena)},
+      swiglu({.h = h.in(arena, {rows, 2 * width}),
+              .a = a.view,
+              .weights = weights.in(arena),
+              .activation = activation},
              exec);
       quantize(args_of(a.in(), request.forms(arena)), exec);
       return arena.results();
     };
-    expect_equal(request.text() + ' ' + name(h.format), fused, apart, false);
+    expect_equal(request.text() + ' ' + name(h.format) + ' ' + name(activation), fused, apart,
+                 false);
     if (HasFailure()) return;
   }
 }
@@ -165,13 +175,15 @@ TEST(Fused, SwigluBackwardQuantizeIsSwigluBackwardThenQuantize) {
     Input da(random, rows * width, random_data(random));
     while (da.format != h.format) da = Input(random, rows * width, Data::kGaussianLike);
     const Weights weights(random, rows);
+    const Activation activation = random_activation(random);
     const auto fused = [&](const Exec& exec) {
       Arena forms(exec.backend, request.misalign), arena(exec.backend, request.misalign),
           workspace(exec.backend);
       swiglu_backward_quantize({.da = da.in(arena, {rows, width}),
                                 .h = h.in(arena, request.x),
                                 .forms = request.forms(forms),
-                                .weights = weights.gradient(arena, workspace, width)},
+                                .weights = weights.gradient(arena, workspace, width),
+                                .activation = activation},
                                exec);
       Bytes bytes = forms.results();
       for (const auto& dots : arena.results()) bytes.push_back(dots);  // one, if there are weights
@@ -184,7 +196,8 @@ TEST(Fused, SwigluBackwardQuantizeIsSwigluBackwardThenQuantize) {
       swiglu_backward({.da = da.in(arena, {rows, width}),
                        .h = h.in(arena, request.x),
                        .dh = dh.view,
-                       .weights = weights.gradient(arena, workspace, width)},
+                       .weights = weights.gradient(arena, workspace, width),
+                       .activation = activation},
                       exec);
       quantize(args_of(dh.in(), request.forms(forms)), exec);
       Bytes bytes = forms.results();
@@ -195,7 +208,8 @@ TEST(Fused, SwigluBackwardQuantizeIsSwigluBackwardThenQuantize) {
       }
       return bytes;
     };
-    expect_equal(request.text() + ' ' + name(h.format), fused, apart, false);
+    expect_equal(request.text() + ' ' + name(h.format) + ' ' + name(activation), fused, apart,
+                 false);
     if (HasFailure()) return;
   }
 }

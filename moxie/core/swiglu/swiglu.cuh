@@ -3,6 +3,7 @@
 #pragma once
 
 #include "moxie/core/ptx/approximate.cuh"
+#include "moxie/core/swiglu/activation.h"
 #include "moxie/core/tile/fragment.cuh"
 
 namespace moxie::cuda {
@@ -23,56 +24,80 @@ __device__ float sigmoid(float z) {
   }
 }
 
+// NaN fails every comparison and stays.
+__device__ inline float clamp_gate(float gate) { return gate > kClampLimit ? kClampLimit : gate; }
+__device__ inline float clamp_up(float up) {
+  up = up > kClampLimit ? kClampLimit : up;
+  return up < -kClampLimit ? -kClampLimit : up;
+}
+
 // Every product is rounded, as on a CPU: no fused multiply-add.
-template <class T>
+template <class Glu>
 __device__ float swiglu_of(float gate, float up) {
-  return __fmul_rn(__fmul_rn(gate, sigmoid<T>(gate)), up);
+  using T = ElementOf<Glu>;
+  if constexpr (Glu::kActivation == Activation::kSwiglu) {
+    return __fmul_rn(__fmul_rn(gate, sigmoid<T>(gate)), up);
+  } else {
+    const float g = clamp_gate(gate);
+    return __fmul_rn(__fmul_rn(g, sigmoid<T>(__fmul_rn(kClampAlpha, g))),
+                     __fadd_rn(clamp_up(up), 1.f));
+  }
 }
 
 struct SwigluGrads {
   float gate, up;
 };
-template <class T>
+template <class Glu>
 __device__ SwigluGrads swiglu_grads(float da, float gate, float up) {
-  const float s = sigmoid<T>(gate), silu = __fmul_rn(gate, s);
-  const float slope = __fadd_rn(s, __fmul_rn(silu, __fsub_rn(1.f, s)));
-  return {__fmul_rn(__fmul_rn(da, up), slope), __fmul_rn(da, silu)};
+  using T = ElementOf<Glu>;
+  if constexpr (Glu::kActivation == Activation::kSwiglu) {
+    const float s = sigmoid<T>(gate), silu = __fmul_rn(gate, s);
+    const float slope = __fadd_rn(s, __fmul_rn(silu, __fsub_rn(1.f, s)));
+    return {__fmul_rn(__fmul_rn(da, up), slope), __fmul_rn(da, silu)};
+  } else {
+    const float g = clamp_gate(gate), u = clamp_up(up);
+    const float s = sigmoid<T>(__fmul_rn(kClampAlpha, g)), glu = __fmul_rn(g, s);
+    const float slope = __fadd_rn(s, __fmul_rn(__fmul_rn(kClampAlpha, glu), __fsub_rn(1.f, s)));
+    const float dgate = __fmul_rn(__fmul_rn(da, __fadd_rn(u, 1.f)), slope);
+    const float dup = __fmul_rn(da, glu);
+    return {gate > kClampLimit ? 0.f : dgate, up > kClampLimit || up < -kClampLimit ? 0.f : dup};
+  }
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, RowWords<T>& a) {
   float g[kFragment], u[kFragment];
   to_floats(gate, g), to_floats(up, u);
 #pragma unroll
-  for (int j = 0; j < kFragment; ++j) g[j] = swiglu_of<T>(g[j], u[j]);
+  for (int j = 0; j < kFragment; ++j) g[j] = swiglu_of<Glu>(g[j], u[j]);
   to_words(g, a);
 }
 
 // The same of a row that has a weight.
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, float weight,
                            RowWords<T>& a) {
   float g[kFragment], u[kFragment];
   to_floats(gate, g), to_floats(up, u);
 #pragma unroll
-  for (int j = 0; j < kFragment; ++j) g[j] = __fmul_rn(weight, swiglu_of<T>(g[j], u[j]));
+  for (int j = 0; j < kFragment; ++j) g[j] = __fmul_rn(weight, swiglu_of<Glu>(g[j], u[j]));
   to_words(g, a);
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
                                     const RowWords<T>& up, RowWords<T>& dgate, RowWords<T>& dup) {
   float d[kFragment], g[kFragment], u[kFragment];
   to_floats(da, d), to_floats(gate, g), to_floats(up, u);
 #pragma unroll
   for (int j = 0; j < kFragment; ++j) {
-    const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
+    const SwigluGrads grads = swiglu_grads<Glu>(d[j], g[j], u[j]);
     g[j] = grads.gate, u[j] = grads.up;
   }
   to_words(g, dgate), to_words(u, dup);
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& gate,
                                     const RowWords<T>& up, float weight, RowWords<T>& dgate,
                                     RowWords<T>& dup) {
@@ -80,7 +105,7 @@ __device__ void swiglu_backward_row(const RowWords<T>& da, const RowWords<T>& ga
   to_floats(da, d), to_floats(gate, g), to_floats(up, u);
 #pragma unroll
   for (int j = 0; j < kFragment; ++j) {
-    const SwigluGrads grads = swiglu_grads<T>(d[j], g[j], u[j]);
+    const SwigluGrads grads = swiglu_grads<Glu>(d[j], g[j], u[j]);
     g[j] = __fmul_rn(weight, grads.gate), u[j] = __fmul_rn(weight, grads.up);
   }
   to_words(g, dgate), to_words(u, dup);

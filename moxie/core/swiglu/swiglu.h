@@ -1,7 +1,8 @@
 // swiglu: h [R, 2F] holds gate [R, F] beside up [R, F],
 //   a = silu(gate) * up,   silu(z) = z / (1 + e^-z)
-// in f32, rounded once. With the routing weights of rows, a is weight * silu(gate) * up, and da is
-// the gradient of what a would be without them. NUMERICS.md, section 8.
+// or another activation of the two (activation.h), in f32, rounded once. With the routing weights
+// of rows, a is weight * a, and da is the gradient of what a would be without them. NUMERICS.md,
+// section 8.
 #pragma once
 
 #include <optional>
@@ -9,6 +10,7 @@
 #include "moxie/core/base/exec.h"
 #include "moxie/core/base/view.h"
 #include "moxie/core/format/bf16.h"
+#include "moxie/core/swiglu/activation.h"
 #include "moxie/core/swiglu/row_weights.h"
 
 namespace moxie {
@@ -17,6 +19,7 @@ struct SwigluArgs {
   ConstFloatView h;  // [R, 2F]
   FloatView a;       // [R, F]; the format of h
   std::optional<RowWeights> weights = std::nullopt;
+  Activation activation = Activation::kSwiglu;
 };
 void swiglu(const SwigluArgs& args, const Exec& exec);
 
@@ -26,6 +29,7 @@ struct SwigluBackwardArgs {
   ConstFloatView h;   // [R, 2F]
   FloatView dh;       // [R, 2F]
   std::optional<WeightGradient> weights = std::nullopt;
+  Activation activation = Activation::kSwiglu;
 };
 void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec);
 

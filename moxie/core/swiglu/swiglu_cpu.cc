@@ -33,9 +33,9 @@ struct TileWeights {
   }
 };
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 void swiglu_as(const SwigluArgs& args, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu", exec, MOXIE_EACH_ISA(swiglu_row<T>));
+  const auto kernel = pick_isa("swiglu", exec, MOXIE_EACH_ISA(swiglu_row<Glu>));
   const int64_t width = args.a.dim(1);
   parallel_for(exec, args.a.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
@@ -45,10 +45,10 @@ void swiglu_as(const SwigluArgs& args, const Exec& exec) {
 }
 
 // 0 for rows past `covered`, which no group has.
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 void weight_gradient_as(const WeightGradient& to, const ConstFloatView& da, const ConstFloatView& h,
                         int64_t covered, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(weight_gradient<T>));
+  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(weight_gradient<Glu>));
   const int64_t width = da.dim(1);
   parallel_for(exec, da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
@@ -59,9 +59,9 @@ void weight_gradient_as(const WeightGradient& to, const ConstFloatView& da, cons
   });
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(swiglu_backward_row<T>));
+  const auto kernel = pick_isa("swiglu_backward", exec, MOXIE_EACH_ISA(swiglu_backward_row<Glu>));
   const int64_t width = args.da.dim(1);
   parallel_for(exec, args.da.dim(0), grain_of(width), [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r)
@@ -69,12 +69,12 @@ void swiglu_backward_as(const SwigluBackwardArgs& args, const Exec& exec) {
              static_cast<const T*>(args.h.data) + r * 2 * width, width,
              weight_of(pointer_to(args.weights), r), static_cast<T*>(args.dh.data) + r * 2 * width);
   });
-  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, args.da.dim(0), exec);
+  if (args.weights) weight_gradient_as<Glu>(*args.weights, args.da, args.h, args.da.dim(0), exec);
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 void swiglu_quantize_as(const SwigluQuantizeArgs& args, const Panels& panels, const Exec& exec) {
-  const auto kernel = pick_isa("swiglu_quantize", exec, MOXIE_EACH_ISA(swiglu_quantize_tile<T>));
+  const auto kernel = pick_isa("swiglu_quantize", exec, MOXIE_EACH_ISA(swiglu_quantize_tile<Glu>));
   const int64_t width = panels.cols;
   quantize_tiles<ValueScratch<T>>(
       args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
@@ -85,11 +85,11 @@ void swiglu_quantize_as(const SwigluQuantizeArgs& args, const Panels& panels, co
       });
 }
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 void swiglu_backward_quantize_as(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
                                  const Exec& exec) {
-  const auto kernel =
-      pick_isa("swiglu_backward_quantize", exec, MOXIE_EACH_ISA(swiglu_backward_quantize_tile<T>));
+  const auto kernel = pick_isa("swiglu_backward_quantize", exec,
+                               MOXIE_EACH_ISA(swiglu_backward_quantize_tile<Glu>));
   const int64_t width = panels.cols / 2;
   quantize_tiles<ValueScratch<T>>(
       args.forms, {.panels = panels, .alignment = alignment_of(args.forms)}, exec,
@@ -99,38 +99,30 @@ void swiglu_backward_quantize_as(const SwigluBackwardQuantizeArgs& args, const P
                static_cast<const T*>(args.h.data) + tile.panel->begin * 2 * width, width,
                weights.data, tile.span, args.forms.rule, to, scratch);
       });
-  if (args.weights) weight_gradient_as<T>(*args.weights, args.da, args.h, covered_rows(args), exec);
+  if (args.weights)
+    weight_gradient_as<Glu>(*args.weights, args.da, args.h, covered_rows(args), exec);
 }
 
 }  // namespace
 
 void swiglu(const SwigluArgs& args, const Exec& exec) {
-  if (args.h.format == Format::kBf16)
-    swiglu_as<bf16>(args, exec);
-  else
-    swiglu_as<float>(args, exec);
+  with_glu(args.h.format, args.activation, [&]<class Glu>() { swiglu_as<Glu>(args, exec); });
 }
 
 void swiglu_backward(const SwigluBackwardArgs& args, const Exec& exec) {
-  if (args.h.format == Format::kBf16)
-    swiglu_backward_as<bf16>(args, exec);
-  else
-    swiglu_backward_as<float>(args, exec);
+  with_glu(args.h.format, args.activation,
+           [&]<class Glu>() { swiglu_backward_as<Glu>(args, exec); });
 }
 
 void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, const Exec& exec) {
-  if (args.h.format == Format::kBf16)
-    swiglu_quantize_as<bf16>(args, panels, exec);
-  else
-    swiglu_quantize_as<float>(args, panels, exec);
+  with_glu(args.h.format, args.activation,
+           [&]<class Glu>() { swiglu_quantize_as<Glu>(args, panels, exec); });
 }
 
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Panels& panels,
                               const Exec& exec) {
-  if (args.h.format == Format::kBf16)
-    swiglu_backward_quantize_as<bf16>(args, panels, exec);
-  else
-    swiglu_backward_quantize_as<float>(args, panels, exec);
+  with_glu(args.h.format, args.activation,
+           [&]<class Glu>() { swiglu_backward_quantize_as<Glu>(args, panels, exec); });
 }
 
 }  // namespace moxie::cpu

@@ -37,9 +37,10 @@ struct ChunkAt {
   }
 };
 
-template <class T, bool kAligned, bool kBackward>
+template <class Glu, bool kAligned, bool kBackward>
 __global__ __launch_bounds__(kThreads) void swiglu_kernel(
-    const __grid_constant__ SwigluParams<T> p) {
+    const __grid_constant__ SwigluParams<ElementOf<Glu>> p) {
+  using T = ElementOf<Glu>;
   constexpr int kMine = kMyChunks<kBackward, T>;
   const int64_t first = work_index() * kThreads * kMine + threadIdx.x;
   RowWords<T> da[kMine], gate[kMine], up[kMine];
@@ -62,27 +63,38 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
       T* const to = p.out + at.row * 2 * p.width + at.col;
       RowWords<T> dgate, dup;
       if (p.of.weights && left > 0)
-        swiglu_backward_row<T>(da[i], gate[i], up[i], p.of.weight(at.row), dgate, dup);
+        swiglu_backward_row<Glu>(da[i], gate[i], up[i], p.of.weight(at.row), dgate, dup);
       else
-        swiglu_backward_row<T>(da[i], gate[i], up[i], dgate, dup);
+        swiglu_backward_row<Glu>(da[i], gate[i], up[i], dgate, dup);
       store_row<kAligned>(to, left, dgate);
       store_row<kAligned>(to + p.width, left, dup);
     } else {
       RowWords<T> a;
       if (p.of.weights && left > 0)
-        swiglu_row<T>(gate[i], up[i], p.of.weight(at.row), a);
+        swiglu_row<Glu>(gate[i], up[i], p.of.weight(at.row), a);
       else
-        swiglu_row<T>(gate[i], up[i], a);
+        swiglu_row<Glu>(gate[i], up[i], a);
       store_row<kAligned>(p.out + at.row * p.width + at.col, left, a);
     }
   }
 }
 
+// What both directions take.
+struct LaunchArgs {
+  const char* op;
+  ConstFloatView h;
+  const void* da;  // backward
+  void* out;
+  WeightParams of;
+  Activation activation;
+};
+
 template <bool kBackward>
-void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, const WeightParams& of,
-                   void* out, void* stream) {
+void launch_swiglu(const LaunchArgs& args, void* stream) {
+  const auto& [op, h, da, out, of, activation] = args;
   const int64_t width = h.dim(1) / 2, chunks = ceil_div<int64_t>(width, kFragment);
-  with_format(h.format, [&]<class T>() {
+  with_glu(h.format, activation, [&]<class Glu>() {
+    using T = ElementOf<Glu>;
     const SwigluParams<T> params{.da = static_cast<const T*>(da),
                                  .h = static_cast<const T*>(h.data),
                                  .out = static_cast<T*>(out),
@@ -95,7 +107,7 @@ void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, cons
                          are_rows_aligned(params.da, width, kFragment);
     const int64_t per_cta = kThreads * kMyChunks<kBackward, T>;
     with_alignment(aligned, [&]<bool kAligned>() {
-      launch({op, stream, ceil_div(params.count, per_cta)}, swiglu_kernel<T, kAligned, kBackward>,
+      launch({op, stream, ceil_div(params.count, per_cta)}, swiglu_kernel<Glu, kAligned, kBackward>,
              params);
     });
   });
@@ -104,13 +116,17 @@ void launch_swiglu(const char* op, const ConstFloatView& h, const void* da, cons
 }  // namespace
 
 void swiglu(const SwigluArgs& args, void* stream) {
-  launch_swiglu<false>("swiglu", args.h, nullptr, weight_params(args.weights), args.a.data, stream);
+  launch_swiglu<false>(
+      {"swiglu", args.h, nullptr, args.a.data, weight_params(args.weights), args.activation},
+      stream);
 }
 
 void swiglu_backward(const SwigluBackwardArgs& args, void* stream) {
   constexpr const char* kOp = "swiglu_backward";
-  launch_swiglu<true>(kOp, args.h, args.da.data, weight_params(args.weights), args.dh.data, stream);
-  if (args.weights) weight_gradient(kOp, {*args.weights, args.da, args.h}, stream);
+  launch_swiglu<true>(
+      {kOp, args.h, args.da.data, args.dh.data, weight_params(args.weights), args.activation},
+      stream);
+  if (args.weights) weight_gradient(kOp, {*args.weights, args.da, args.h, args.activation}, stream);
 }
 
 }  // namespace moxie::cuda

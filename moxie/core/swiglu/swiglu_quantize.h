@@ -4,6 +4,7 @@
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"
+#include "moxie/core/swiglu/activation.h"
 #include "moxie/core/swiglu/row_weights.h"
 
 namespace moxie {
@@ -12,6 +13,7 @@ struct SwigluQuantizeArgs {
   ConstFloatView h;     // [R, 2F]
   QuantizeForms forms;  // of a [R, F]
   std::optional<RowWeights> weights = std::nullopt;
+  Activation activation = Activation::kSwiglu;
 };
 void swiglu_quantize(const SwigluQuantizeArgs& args, const Exec& exec);
 
@@ -20,6 +22,7 @@ struct SwigluBackwardQuantizeArgs {
   ConstFloatView h;     // [R, 2F], as da
   QuantizeForms forms;  // of dh [R, 2F]
   std::optional<WeightGradient> weights = std::nullopt;
+  Activation activation = Activation::kSwiglu;
 };
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args, const Exec& exec);
 

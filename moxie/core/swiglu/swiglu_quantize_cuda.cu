@@ -8,18 +8,21 @@ void swiglu_quantize(const SwigluQuantizeArgs& args, const Panels& panels, void*
   const auto start = [&](const auto& source) {
     launch_quantize("swiglu_quantize", args.forms, panels, source, stream);
   };
-  const auto start_with = [&]<class T, bool kAligned>(const T* h) {
+  const auto start_with = [&]<class Glu, bool kAligned>(const ElementOf<Glu>* h) {
     const WeightParams of = weight_params(args.weights);
     if (args.weights)
-      start(SwigluSource<T, kAligned, Weighting::kByRow>{{}, h, panels.cols, of, nullptr});
+      start(SwigluSource<Glu, kAligned, Weighting::kByRow>{{}, h, panels.cols, of, nullptr});
     else
-      start(SwigluSource<T, kAligned, Weighting::kNone>{{}, h, panels.cols, of, nullptr});
+      start(SwigluSource<Glu, kAligned, Weighting::kNone>{{}, h, panels.cols, of, nullptr});
   };
-  if (args.h.format == Format::kF32)
-    return start_with.template operator()<float, false>(static_cast<const float*>(args.h.data));
-  const auto* h = static_cast<const bf16*>(args.h.data);
-  with_alignment(are_rows_aligned(h, panels.cols, kFragment) && are_forms_aligned(args.forms),
-                 [&]<bool kAligned>() { start_with.template operator()<bf16, kAligned>(h); });
+  with_glu(args.h.format, args.activation, [&]<class Glu>() {
+    const auto* h = static_cast<const ElementOf<Glu>*>(args.h.data);
+    if constexpr (sizeof(ElementOf<Glu>) == 4)
+      start_with.template operator()<Glu, false>(h);
+    else
+      with_alignment(are_rows_aligned(h, panels.cols, kFragment) && are_forms_aligned(args.forms),
+                     [&]<bool kAligned>() { start_with.template operator()<Glu, kAligned>(h); });
+  });
 }
 
 }  // namespace moxie::cuda

@@ -11,13 +11,18 @@ const Exec kRef{.backend = Backend::kRef};
 
 void swiglu_quantize(const SwigluQuantizeArgs& args) {
   const Values a(args.h.format, {args.h.dim(0), args.h.dim(1) / 2});
-  moxie::swiglu({.h = args.h, .a = a.view, .weights = args.weights}, kRef);
+  moxie::swiglu({.h = args.h, .a = a.view, .weights = args.weights, .activation = args.activation},
+                kRef);
   moxie::quantize(args_of(a.in(), args.forms), kRef);
 }
 
 void swiglu_backward_quantize(const SwigluBackwardQuantizeArgs& args) {
   const Values dh(args.h.format, args.h.shape);
-  moxie::swiglu_backward({.da = args.da, .h = args.h, .dh = dh.view, .weights = args.weights},
+  moxie::swiglu_backward({.da = args.da,
+                          .h = args.h,
+                          .dh = dh.view,
+                          .weights = args.weights,
+                          .activation = args.activation},
                          kRef);
   moxie::quantize(args_of(dh.in(), args.forms), kRef);
   if (!args.weights) return;

@@ -7,8 +7,9 @@
 namespace moxie::cuda {
 
 // a [R, F] from h [R, 2F].
-template <class T, bool kIsAligned, Weighting kWeighting>
+template <class Glu, bool kIsAligned, Weighting kWeighting>
 struct SwigluSource : OneTile {
+  using T = ElementOf<Glu>;
   using Element = T;
   using Shared = std::conditional_t<kWeighting == Weighting::kByRow, TileWeights, Nothing>;
   static constexpr bool kAligned = kIsAligned;
@@ -33,9 +34,9 @@ struct SwigluSource : OneTile {
   __device__ void multiply(int i, const RowWords<T>& gate, const RowWords<T>& up,
                            RowWords<T>& a) const {
     if constexpr (kWeighting == Weighting::kByRow)
-      swiglu_row<T>(gate, up, shared->weight[fragment_row() + i], a);
+      swiglu_row<Glu>(gate, up, shared->weight[fragment_row() + i], a);
     else
-      swiglu_row<T>(gate, up, a);
+      swiglu_row<Glu>(gate, up, a);
   }
   __device__ const T* first(const TileSpan& span) const {
     return h + (span.row + fragment_row()) * 2 * width + span.col + fragment_col();
@@ -78,8 +79,9 @@ struct SwigluSource : OneTile {
 // dh [R, 2F] from da [R, F] and h. The gradients of gate and up come from the same elements, so a
 // load brings a tile of each. Only where F is a number of whole tiles. With weights, the sums of
 // their gradient over this tile are left in tile_sums.
-template <Weighting kWeighting>
+template <Activation kActivation, Weighting kWeighting>
 struct SwigluBackwardSource {
+  using Glu = GluOf<bf16, kActivation>;
   static constexpr bool kWeighted = kWeighting == Weighting::kByRow;
   using Element = bf16;
   using Shared = std::conditional_t<kWeighted, TileWeights, Nothing>;
@@ -112,11 +114,11 @@ struct SwigluBackwardSource {
                            const RowWords<bf16>& up, Fragment<bf16> (&fragments)[kParts],
                            float (&piece)[kFragment]) const {
     if constexpr (kWeighted) {
-      piece[i] = dot_piece<bf16>(d, gate, up);
-      swiglu_backward_row<bf16>(d, gate, up, shared->weight[fragment_row() + i],
-                                fragments[0].word[i], fragments[1].word[i]);
+      piece[i] = dot_piece<Glu>(d, gate, up);
+      swiglu_backward_row<Glu>(d, gate, up, shared->weight[fragment_row() + i],
+                               fragments[0].word[i], fragments[1].word[i]);
     } else {
-      swiglu_backward_row<bf16>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
+      swiglu_backward_row<Glu>(d, gate, up, fragments[0].word[i], fragments[1].word[i]);
     }
   }
   __device__ void store_sums(const TileSpan& span, const float (&piece)[kFragment]) const {
@@ -191,8 +193,9 @@ struct SwigluBackwardSource {
 };
 
 // The same for any F and format, element by element.
-template <class T>
+template <class Glu>
 struct SwigluBackwardElements : OneTile {
+  using T = ElementOf<Glu>;
   using Element = T;
   static constexpr bool kAligned = false;
   static constexpr bool kStaged = false;
@@ -227,7 +230,7 @@ struct SwigluBackwardElements : OneTile {
         const int64_t col = span.col + fragment_col() + j, f = col < width ? col : col - width;
         const T* gate = h + row * 2 * width + f;
         const SwigluGrads grads =
-            swiglu_grads<T>(value(da + row * width + f), value(gate), value(gate + width));
+            swiglu_grads<Glu>(value(da + row * width + f), value(gate), value(gate + width));
         x[j] = col < width ? grads.gate : grads.up;
         if (of.weights) x[j] = __fmul_rn(of.weight(begin + row), x[j]);
       }

@@ -9,6 +9,7 @@ namespace moxie::cuda {
 struct WeightGradientArgs {
   const WeightGradient& to;
   ConstFloatView da, h;  // [R, F] and [R, 2F]
+  Activation activation = Activation::kSwiglu;
   OptionalOffs offs = std::nullopt;
 };
 void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream);

@@ -29,8 +29,10 @@ __device__ int64_t covered_rows(const DotParams<T>& p) {
 }
 
 // Half a warp per row: a lane has eight columns of every tile.
-template <class T, bool kAligned>
-__global__ __launch_bounds__(kThreads) void dot_kernel(const __grid_constant__ DotParams<T> p) {
+template <class Glu, bool kAligned>
+__global__ __launch_bounds__(kThreads) void dot_kernel(
+    const __grid_constant__ DotParams<ElementOf<Glu>> p) {
+  using T = ElementOf<Glu>;
   const int64_t row = work_index() * (kThreads / kFragmentLanes) + threadIdx.x / kFragmentLanes;
   // No lane leaves before the shuffles.
   const int64_t mine = min<int64_t>(row, p.of.rows - 1);
@@ -44,7 +46,7 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(const __grid_constant__ D
     load_row<kAligned>(da + col, left, d);
     load_row<kAligned>(gate + col, left, g);
     load_row<kAligned>(up + col, left, u);
-    float tile = dot_piece<T>(d, g, u);
+    float tile = dot_piece<Glu>(d, g, u);
 #pragma unroll
     for (int step = kFragmentLanes / 2; step > 0; step /= 2)
       tile = __fadd_rn(tile, __shfl_xor_sync(~0u, tile, step));
@@ -74,8 +76,9 @@ __global__ __launch_bounds__(kThreads) void tile_sum_kernel(
 }  // namespace
 
 void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream) {
-  const auto& [to, da, h, offs] = args;
-  with_format(h.format, [&]<class T>() {
+  const auto& [to, da, h, activation, offs] = args;
+  with_glu(h.format, activation, [&]<class Glu>() {
+    using T = ElementOf<Glu>;
     const DotParams<T> params{.da = static_cast<const T*>(da.data),
                               .h = static_cast<const T*>(h.data),
                               .of = weight_params(to.of),
@@ -87,7 +90,7 @@ void weight_gradient(const char* op, const WeightGradientArgs& args, void* strea
                          are_rows_aligned(params.h, params.width, kFragment);
     with_alignment(aligned, [&]<bool kAligned>() {
       launch({op, stream, ceil_div<int64_t>(params.of.rows, kThreads / kFragmentLanes)},
-             dot_kernel<T, kAligned>, params);
+             dot_kernel<Glu, kAligned>, params);
     });
   });
 }

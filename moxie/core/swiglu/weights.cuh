@@ -46,14 +46,14 @@ struct TileWeights {
   }
 };
 
-template <class T>
+template <class Glu, class T = ElementOf<Glu>>
 __device__ float dot_piece(const RowWords<T>& da, const RowWords<T>& gate, const RowWords<T>& up) {
   float d[kFragment], g[kFragment], u[kFragment];
   to_floats(da, d), to_floats(gate, g), to_floats(up, u);
   float sum = 0;
 #pragma unroll
   for (int j = 0; j < kFragment; ++j)
-    sum = __fadd_rn(sum, __fmul_rn(d[j], swiglu_of<T>(g[j], u[j])));
+    sum = __fadd_rn(sum, __fmul_rn(d[j], swiglu_of<Glu>(g[j], u[j])));
   return sum;
 }
 static_assert(kDotPiece == kFragment && kDotPieces == kFragmentLanes && kDotTile == kTileCols);
