@@ -17,13 +17,14 @@ in_build = PATH="$$(dirname "$(python)"):$$PATH"
 library = $(CURDIR)/$(BUILD)/$(PRESET)/moxie/torch/libmoxie_torch.so
 torch_version = $(shell sed -n 's/^$(1) = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 
-.PHONY: help setup build test titan train bench format clean
+.PHONY: help setup build test titan train wheel bench format clean
 
 help:
 	@echo "make test     set up, build, run every test that can run here"
 	@echo "make titan    set up, build, test inside TorchTitan, which gets environments of its own"
 	@echo "make train    train a small model in bf16 and in MXFP8, and compare"
 	@echo "make bench    set up, build, measure; prints tables and writes JSON"
+	@echo "make wheel    build a wheel for TORCH and PYTHON, in dist/torch-<version>"
 	@echo "make setup    install what is missing (says first what that is)"
 	@echo "make build    set up and build"
 	@echo "make format   format the C++, CUDA and Python sources in place"
@@ -57,6 +58,9 @@ train: build
 	@MOXIE_PYTHON="$(python)" $(BUILD)/$(PRESET)/bin/moxie compare --out runs/make-train \
 	  $$(if [ -e runs/make-train/plan.json ]; then echo --resume; \
 	     else echo --preset tiny --recipes bf16 mxfp8_rceil_128 --seeds 2; fi)
+
+wheel:
+	@PYTHON='$(PYTHON)' TORCH='$(TORCH)' PIP_ARGS='$(PIP_ARGS)' CMAKE_ARGS='$(CMAKE_ARGS)' tools/wheel.sh
 
 bench: build
 	@for script in run grouped_mm moe sqnr; do \

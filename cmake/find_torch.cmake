@@ -2,8 +2,10 @@
 # MOXIE_TORCH_CUDA: the CUDA version torch was built with, or nothing. Looks in this order:
 #   1. MOXIE_TORCH_PREFIX, a folder that holds include/torch and lib/libtorch.so
 #   2. CMAKE_PREFIX_PATH, when it holds such a folder
-#   3. the torch of a Python: Python3_EXECUTABLE, else the one `make setup` chose, else .venv's,
-#      else python3
+#   3. the torch of Python3_EXECUTABLE or Python_EXECUTABLE
+#   4. for an installed Moxie, the torch beside it (a wheel's) or the one that it was built with
+#   5. the torch of another Python: the one `make setup` chose, else .venv's, else python3
+# An installed Moxie takes no torch of another minor version than it was built with.
 #
 # torch's own TorchConfig.cmake is read, not included. For a CUDA build of torch it enables the CUDA
 # language, searches the toolkit and sets architecture flags; Moxie's torch layer is plain C++ and
@@ -21,22 +23,36 @@ if(NOT MOXIE_TORCH_OLDEST)
   endforeach()
 endif()
 
+# MoxieConfig.cmake reads the property: it gives the reason, or warns.
 function(moxie_torch_missing text)
   if(MOXIE_TORCH_OPTIONAL)
-    message(STATUS "Moxie::torch is left out: ${text}")
+    set_property(GLOBAL PROPERTY MOXIE_TORCH_MISSING "${text}")
   else()
     message(FATAL_ERROR "${text}")
   endif()
 endfunction()
 
 # Asks the interpreter where its torch is, without importing torch.
-function(moxie_torch_of_python out_prefix out_note)
+function(moxie_torch_of_python python out_prefix)
+  # An isolated pip build runs the user's own interpreter, with what is installed there hidden by
+  # these two variables. Its torch comes first; the build's own is for a user who has none.
+  foreach(hide "--unset=PYTHONPATH;--unset=PYTHONNOUSERSITE" "")
+    execute_process(
+      COMMAND ${CMAKE_COMMAND} -E env ${hide} ${python} -c
+        "from importlib import util; print(util.find_spec('torch').submodule_search_locations[0])"
+      WORKING_DIRECTORY /  # not a folder that happens to hold one named torch
+      OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(prefix)
+      break()
+    endif()
+  endforeach()
+  set(${out_prefix} "${prefix}" PARENT_SCOPE)
+endfunction()
+
+# The interpreter of a checkout, or whatever PATH has.
+function(moxie_default_python out_python)
   set(root ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/..)
-  if(Python3_EXECUTABLE)
-    set(python ${Python3_EXECUTABLE})
-  elseif(Python_EXECUTABLE)
-    set(python ${Python_EXECUTABLE})
-  elseif(EXISTS ${root}/build/python)
+  if(EXISTS ${root}/build/python)
     file(STRINGS ${root}/build/python python LIMIT_COUNT 1)
   elseif(EXISTS ${root}/.venv/bin/python)
     set(python ${root}/.venv/bin/python)
@@ -44,15 +60,7 @@ function(moxie_torch_of_python out_prefix out_note)
     find_program(MOXIE_PYTHON3 NAMES python3 python)
     set(python ${MOXIE_PYTHON3})
   endif()
-  # An isolated pip build runs the user's own interpreter, with what is installed there hidden by
-  # these two variables.
-  execute_process(
-    COMMAND ${CMAKE_COMMAND} -E env --unset=PYTHONPATH --unset=PYTHONNOUSERSITE ${python} -c
-      "from importlib import util; print(util.find_spec('torch').submodule_search_locations[0])"
-    WORKING_DIRECTORY /  # not a folder that happens to hold one named torch
-    OUTPUT_VARIABLE prefix OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  set(${out_prefix} "${prefix}" PARENT_SCOPE)
-  set(${out_note} "${python}" PARENT_SCOPE)
+  set(${out_python} "${python}" PARENT_SCOPE)
 endfunction()
 
 # The version and CUDA version of the torch in a folder, from the file that has them: version.py
@@ -130,16 +138,40 @@ if(NOT TARGET Moxie::libtorch)
     find_path(prefix include/torch/library.h PATHS ${CMAKE_PREFIX_PATH} ENV CMAKE_PREFIX_PATH
       PATH_SUFFIXES . ../.. NO_DEFAULT_PATH NO_CACHE)
   endif()
-  if(NOT prefix)
-    moxie_torch_of_python(prefix where)
+  if(NOT prefix AND (Python3_EXECUTABLE OR Python_EXECUTABLE))
+    set(where "${Python3_EXECUTABLE}")
+    if(NOT where)
+      set(where "${Python_EXECUTABLE}")
+    endif()
+    moxie_torch_of_python("${where}" prefix)
+  elseif(NOT prefix)
+    foreach(candidate ${MOXIE_TORCH_BESIDE} ${MOXIE_TORCH_BUILT_PREFIX})
+      if(NOT prefix AND EXISTS ${candidate}/include/torch/library.h)
+        set(where "where Moxie was built")
+        set(prefix ${candidate})
+      endif()
+    endforeach()
+    if(NOT prefix)
+      moxie_default_python(where)
+      moxie_torch_of_python("${where}" prefix)
+    endif()
   endif()
   if(prefix)
     cmake_path(ABSOLUTE_PATH prefix NORMALIZE)
     moxie_torch_version(${prefix} version MOXIE_TORCH_CUDA)
     string(REGEX MATCH "^[0-9]+\\.[0-9]+" minor "${version}")
+    string(REGEX MATCH "^[0-9]+\\.[0-9]+" built "${MOXIE_TORCH_BUILT_VERSION}")
     if(version VERSION_LESS MOXIE_TORCH_OLDEST)
       moxie_torch_missing("Moxie needs ${needed}; ${prefix} holds '${version}' (from ${where}).")
+    elseif(built AND NOT minor VERSION_EQUAL built)
+      string(CONCAT text "this Moxie was built with torch ${MOXIE_TORCH_BUILT_VERSION}, and ${prefix} "
+        "holds torch ${version} (from ${where}). Give -DPython3_EXECUTABLE=<a Python with torch "
+        "${built}> or -DMOXIE_TORCH_PREFIX=<the folder of torch ${built}>, or build and install "
+        "Moxie again with torch ${version}.")
+      moxie_torch_missing("${text}")
     else()
+      set(MOXIE_TORCH_VERSION ${version})
+      set(MOXIE_TORCH_FOUND_PREFIX ${prefix})
       if(minor VERSION_GREATER MOXIE_TORCH_NEWEST)
         message(WARNING "Moxie is tested with torch ${MOXIE_TORCH_OLDEST} to "
           "${MOXIE_TORCH_NEWEST}; ${prefix} holds ${version}. Going on with it.")

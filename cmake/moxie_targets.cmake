@@ -131,8 +131,9 @@ endfunction()
 
 # ---- package -----------------------------------------------------------------------------------
 
-# What `cmake --install` gives: libraries, headers under their own paths, and MoxieConfig.cmake. The
-# component `python` is the library inside the Python package, and all that a wheel takes.
+# What `cmake --install` gives: libraries, headers under their own paths, MoxieConfig.cmake and
+# built_with_torch, which the Python package compares with the torch that it is loaded into. A wheel
+# has all of it inside the folder of the package.
 function(moxie_install_package)
   set(config_dir ${CMAKE_INSTALL_LIBDIR}/cmake/Moxie)
   install(TARGETS moxie_core EXPORT MoxieTargets)
@@ -145,7 +146,8 @@ function(moxie_install_package)
     install(DIRECTORY ${PROJECT_SOURCE_DIR}/moxie/torch
       DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/moxie FILES_MATCHING PATTERN "*.h")
     install(FILES ${PROJECT_SOURCE_DIR}/cmake/find_torch.cmake DESTINATION ${config_dir})
-    install(TARGETS moxie_torch LIBRARY DESTINATION moxie/lib COMPONENT python EXCLUDE_FROM_ALL)
+    file(WRITE ${PROJECT_BINARY_DIR}/built_with_torch "${MOXIE_TORCH_VERSION}\n")
+    install(FILES ${PROJECT_BINARY_DIR}/built_with_torch DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()
   configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/MoxieConfig.cmake.in
     ${PROJECT_BINARY_DIR}/MoxieConfig.cmake INSTALL_DESTINATION ${config_dir})

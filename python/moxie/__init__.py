@@ -145,4 +145,8 @@ def __getattr__(name: str):
         from moxie.mx_tensor import MXTensor
 
         return MXTensor
+    if name == "cmake_prefix_path":  # not before: a source tree has none
+        from moxie.cmake_prefix import cmake_prefix_path
+
+        return cmake_prefix_path()
     raise AttributeError(f"module 'moxie' has no attribute {name!r}")

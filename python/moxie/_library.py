@@ -35,6 +35,21 @@ def _path() -> pathlib.Path:
     return pathlib.Path(chosen) if chosen else pathlib.Path(__file__).parent / "lib" / "libmoxie_torch.so"
 
 
+def _check_built_with(path: pathlib.Path) -> None:
+    """Refuses another torch than that of the build, before the loader fails on a symbol or, worse, does not. An installed library
+    has the version beside it."""
+    file = path.parent / "built_with_torch"
+    if not file.is_file():
+        return
+    built = file.read_text().strip()
+    if _major_minor(built) != _major_minor(torch.__version__):
+        raise ImportError(
+            f"this moxie was built with torch {built}, and this is torch {torch.__version__}: libtorch changes between them. Run "
+            "`pip install --force-reinstall --no-deps .` in moxie's repository to build it for this torch (or `make wheel "
+            f"TORCH=torch=={torch.__version__.partition('+')[0]}` and install that), or `pip install torch=={built}`."
+        )
+
+
 def load() -> None:
     _check_torch()
     path = _path()
@@ -43,6 +58,7 @@ def load() -> None:
             f"moxie's library is not at {path}. Run `pip install .` in the repository; or, to use a build folder, "
             "run `make build` and set MOXIE_LIBRARY to its moxie/torch/libmoxie_torch.so."
         )
+    _check_built_with(path)
     try:
         torch.ops.load_library(path)
     except OSError as error:

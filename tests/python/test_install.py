@@ -1,0 +1,191 @@
+"""What is installed: the layout of a wheel, torch's version at import, find_package(Moxie), and pip's way into the build.
+
+Nothing is compiled: the build folder that the tests run from is installed as a wheel would hold it.
+"""
+
+import importlib.util
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+
+import moxie
+from moxie._torch_versions import OLDEST
+
+ROOT = pathlib.Path(__file__).parents[2]
+LIBRARY = os.environ.get("MOXIE_LIBRARY")
+BUILD = pathlib.Path(LIBRARY).resolve().parents[2] if LIBRARY else None
+MINOR = ".".join(torch.__version__.split(".")[:2])
+
+needs_build = pytest.mark.skipif(
+    BUILD is None or not (BUILD / "built_with_torch").is_file() or shutil.which("cmake") is None,
+    reason="the library is not that of a build folder",
+)
+
+
+@pytest.fixture(scope="module")
+def site_packages(tmp_path_factory) -> pathlib.Path:
+    """A folder that holds the package as a wheel installs it."""
+    site = tmp_path_factory.mktemp("site-packages")
+    sources = pathlib.Path(moxie.__file__).parent
+    shutil.copytree(sources, site / "moxie", ignore=shutil.ignore_patterns("__pycache__", "lib", "include"))
+    done = subprocess.run(
+        ["cmake", "--install", str(BUILD), "--prefix", str(site / "moxie")],
+        capture_output=True,
+        text=True,
+        stdin=subprocess.DEVNULL,
+    )
+    if done.returncode != 0 and "cannot find" in done.stderr:
+        pytest.skip("not all of the build folder is built")
+    assert done.returncode == 0, done.stderr
+    return site
+
+
+def python(site: pathlib.Path, *args: str) -> subprocess.CompletedProcess:
+    env = {name: value for name, value in os.environ.items() if name != "MOXIE_LIBRARY"} | {"PYTHONPATH": str(site)}
+    return subprocess.run([sys.executable, *args], env=env, cwd="/", capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@needs_build
+def test_the_package_loads_its_own_library_and_holds_headers_and_cmake_files(site_packages):
+    done = python(site_packages, "-c", "import moxie; print(moxie.recipe_names(), moxie.cmake_prefix_path, sep='\\n')")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(moxie.recipe_names()), str(site_packages / "moxie")]
+    headers = ("include/moxie/torch/ops.h", "include/moxie/core/quantize/quantize.h")
+    for path in ("lib/libmoxie_torch.so", "lib/libmoxie_core.a", *headers):
+        assert (site_packages / "moxie" / path).is_file(), path
+    printed = python(site_packages, "-m", "moxie.cmake_prefix")
+    assert printed.stdout.strip() == str(site_packages / "moxie"), printed.stderr
+
+
+@needs_build
+@pytest.mark.parametrize("built, found", (("2.12.1", "2.13.0+cu130"), ("2.13.0", "2.14.1")))
+def test_another_torch_than_that_of_the_build_is_refused_with_both_versions(site_packages, tmp_path, built, found):
+    shutil.copytree(site_packages / "moxie", tmp_path / "moxie", symlinks=True)
+    (tmp_path / "moxie" / "lib" / "built_with_torch").write_text(f"{built}\n")
+    done = python(tmp_path, "-c", f"import torch; torch.__version__ = {found!r}; import moxie")
+    assert done.returncode != 0
+    for part in (
+        f"ImportError: this moxie was built with torch {built}, and this is torch {found}",
+        "pip install --force-reinstall --no-deps .",
+        f"make wheel TORCH=torch=={found.partition('+')[0]}",
+        f"pip install torch=={built}",
+    ):
+        assert part in done.stderr, done.stderr
+
+
+@needs_build
+def test_a_later_patch_of_the_same_torch_is_taken(site_packages):
+    done = python(site_packages, "-c", f"import torch; torch.__version__ = '{MINOR}.9+cu130'; import moxie")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_source_tree_says_that_it_holds_no_cpp_library():
+    with pytest.raises(FileNotFoundError, match="`pip install .` there"):
+        _ = moxie.cmake_prefix_path
+
+
+# ---- find_package(Moxie) ------------------------------------------------------------------------------------------------------
+
+PROJECT = """cmake_minimum_required(VERSION 3.25)
+project(user LANGUAGES CXX)
+find_package(Moxie 0.1 REQUIRED{components})
+{rest}"""
+
+
+def configure(prefix: pathlib.Path, folder: pathlib.Path, *args: str, components: str = " COMPONENTS torch", rest: str = ""):
+    folder.mkdir()
+    (folder / "CMakeLists.txt").write_text(PROJECT.format(components=components, rest=rest))
+    command = ["cmake", "-S", str(folder), "-B", str(folder / "build"), f"-DCMAKE_PREFIX_PATH={prefix}", *args]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    return done.returncode, " ".join((done.stdout + done.stderr).split())  # CMake breaks lines where it likes
+
+
+@pytest.fixture
+def other_torch(tmp_path) -> pathlib.Path:
+    """What CMake sees of a torch of another minor version."""
+    prefix = tmp_path / "other"
+    (prefix / "include" / "torch").mkdir(parents=True)
+    (prefix / "include" / "torch" / "library.h").touch()
+    (prefix / "version.py").write_text("__version__ = '2.99.1+cpu'\n")
+    return prefix
+
+
+@needs_build
+def test_find_package_takes_the_torch_that_it_was_built_with(site_packages, tmp_path):
+    """Without a word about Python, whatever PATH has."""
+    rest = "get_target_property(found Moxie::libtorch INTERFACE_INCLUDE_DIRECTORIES)\nmessage(STATUS ${found})\n"
+    code, text = configure(site_packages / "moxie", tmp_path / "project", rest=rest)
+    assert code == 0 and str(pathlib.Path(torch.__file__).parent.resolve()) in resolved(text), text
+
+
+def resolved(text: str) -> str:
+    words = text.replace(";", " ").split()
+    return " ".join(str(pathlib.Path(word).resolve()) if word.startswith("/") else word for word in words)
+
+
+@needs_build
+def test_find_package_refuses_another_torch_with_both_versions(site_packages, tmp_path, other_torch):
+    code, text = configure(site_packages / "moxie", tmp_path / "project", f"-DMOXIE_TORCH_PREFIX={other_torch}")
+    assert code != 0
+    assert f"this Moxie was built with torch {MINOR}" in text and "holds torch 2.99.1 (from MOXIE_TORCH_PREFIX)" in text
+    assert "-DPython3_EXECUTABLE=<a Python with torch" in text
+
+
+@needs_build
+def test_find_package_of_core_looks_for_no_torch(site_packages, tmp_path, other_torch):
+    torch_of = f"-DMOXIE_TORCH_PREFIX={other_torch}"
+    code, text = configure(site_packages / "moxie", tmp_path / "core", torch_of, components=" COMPONENTS core")
+    assert code == 0 and "Moxie::torch" not in text
+    code, text = configure(site_packages / "moxie", tmp_path / "any", torch_of, components="")
+    assert code == 0 and "Moxie::torch is left out: this Moxie was built with torch" in text and "COMPONENTS core" in text
+
+
+# ---- pip's way in -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    """tools/build_backend.py over a scikit-build-core that builds nothing."""
+    if not (ROOT / "pyproject.toml").is_file():
+        pytest.skip("not in the repository")
+    build = types.ModuleType("scikit_build_core.build")
+    build.get_requires_for_build_wheel = build.get_requires_for_build_editable = lambda settings: ["ninja"]
+    build.build_wheel = lambda *args: "a.whl"
+    build.build_sdist = lambda *args: "a.tar.gz"
+    package = types.ModuleType("scikit_build_core")
+    package.build = build
+    monkeypatch.setitem(sys.modules, "scikit_build_core", package)
+    monkeypatch.setitem(sys.modules, "scikit_build_core.build", build)
+    spec = importlib.util.spec_from_file_location("build_backend", ROOT / "tools" / "build_backend.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_build_asks_for_torch_where_the_user_has_none(backend, monkeypatch):
+    assert backend._torch_of_user() == torch.__version__  # that of this interpreter
+    assert backend.get_requires_for_build_wheel() == ["ninja"]
+    monkeypatch.setattr(backend, "_torch_of_user", lambda: "")
+    assert backend.get_requires_for_build_wheel() == backend.get_requires_for_build_editable() == ["ninja", f"torch>={OLDEST}"]
+    assert backend.get_requires_for_build_wheel({"cmake.define.MOXIE_TORCH_PREFIX": "/opt/libtorch"}) == ["ninja"]
+
+
+def test_the_other_hooks_are_those_of_scikit_build_core(backend):
+    assert backend.build_sdist("dist") == "a.tar.gz" and backend.build_wheel("dist") == "a.whl"
+
+
+def test_documents_have_the_commands_that_there_are():
+    if not (ROOT / "docs" / "INSTALL.md").is_file():
+        pytest.skip("not in the repository")
+    makefile = (ROOT / "Makefile").read_text()
+    for document in ("README.md", "docs/INSTALL.md"):
+        text = (ROOT / document).read_text()
+        assert "pip install -v ." in text and "make wheel TORCH=torch==2.13.0 PYTHON=python3.11" in text
+        assert "python -m moxie.cmake_prefix" in text
+    assert "\nwheel:\n" in makefile and os.access(ROOT / "tools" / "wheel.sh", os.X_OK)
