@@ -12,7 +12,7 @@ from torch.nn.utils.parametrize import is_parametrized
 from moxie.config import AnyConfig, wants_cache
 from moxie.convert_parameter import ViewCache, stacked
 from moxie.converted import Conversion
-from moxie.dtensors import class_of, set_class
+from moxie.dtensors import any_dtensor, class_of, set_class
 from moxie.gemm import DEFAULT_RECIPE, grouped_mm
 from moxie.steps import note
 
@@ -141,6 +141,12 @@ class MXLinear(nn.Linear):
                     "a model is sharded, so it is quantized in every forward",
                     stacklevel=2,
                 )
+        if any_dtensor(x, self.weight):
+            from moxie.distributed import products
+
+            y = products.linear(x, self.weight, self.bias, recipe=self.conversion.recipe)
+            note(self.conversion, y)
+            return y
         y = grouped_mm(
             x.reshape(-1, x.shape[-1]), self.weight.unsqueeze(0), recipe=self.conversion.recipe, bias=self.bias, quantized_w=cache
         )

@@ -1,7 +1,7 @@
-"""Runs the cases of a module in several processes, the ranks of one group: one spawn for all cases of a world size.
+"""Runs cases in several processes, the ranks of one group: one spawn for all cases of a world size.
 
-A case is a function that takes a World and raises if its contract does not hold. `run` gives, for each case, the text of what
-went wrong, by rank; none if all is well.
+A case is a function of some module, named module.function, that takes a World and raises if its contract does not hold. `run`
+gives, for each case, the text of what went wrong, by rank; none if all is well.
 """
 
 import dataclasses
@@ -31,10 +31,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(HERE), *(entry for entry in sys.path if entry)])}
 
 
-def run(module: str, names: list[str], size: int, folder: pathlib.Path) -> dict[str, dict[int, str]]:
+def run(names: list[str], size: int, folder: pathlib.Path) -> dict[str, dict[int, str]]:
     """Runs the cases in order on `size` ranks. A case after one that failed does not run, and says so."""
     (folder / "work").mkdir()
-    commands = [[sys.executable, __file__, module, str(rank), str(size), str(folder), *names] for rank in range(size)]
+    commands = [[sys.executable, __file__, str(rank), str(size), str(folder), *names] for rank in range(size)]
     ranks = [
         subprocess.Popen(
             command, env=environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -64,7 +64,7 @@ def run(module: str, names: list[str], size: int, folder: pathlib.Path) -> dict[
     return results
 
 
-def main(module: str, rank: int, size: int, folder: pathlib.Path, names: list[str]) -> None:
+def main(rank: int, size: int, folder: pathlib.Path, names: list[str]) -> None:
     import torch
     import torch.distributed as dist
 
@@ -76,16 +76,16 @@ def main(module: str, rank: int, size: int, folder: pathlib.Path, names: list[st
         world_size=size,
         timeout=datetime.timedelta(seconds=300),
     )
-    cases = importlib.import_module(module)
     results: dict[str, str] = {}
     for name in names:
         started = time.monotonic()
         try:
             torch.manual_seed(0)
-            getattr(cases, name)(World(rank, size, folder / "work"))
+            module, _, function = name.rpartition(".")
+            getattr(importlib.import_module(module), function)(World(rank, size, folder / "work"))
             dist.barrier()
             results[name] = ""
-        except Exception:
+        except BaseException:
             results[name] = traceback.format_exc()
         print(f"{name}: {time.monotonic() - started:.1f} s", flush=True)
         (folder / f"result-{rank}.json").write_text(json.dumps(results))
@@ -96,4 +96,4 @@ def main(module: str, rank: int, size: int, folder: pathlib.Path, names: list[st
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), pathlib.Path(sys.argv[4]), sys.argv[5:])
+    main(int(sys.argv[1]), int(sys.argv[2]), pathlib.Path(sys.argv[3]), sys.argv[4:])

@@ -4,18 +4,28 @@ The cases are functions of the *_cases.py modules; all of a world size run in on
 """
 
 import inspect
+import pathlib
+import subprocess
+import sys
 
 import pytest
+import torch
 
+import checkpoint_cases
 import distributed_cases
+import misuse_cases
+import moxie
 import ranks
+import sharded_training_cases
+from moxie.distributed import checkpoint
 
-MODULES = (distributed_cases,)
+MODULES = (distributed_cases, sharded_training_cases, checkpoint_cases, misuse_cases)
 
 
-def cases_of(module) -> list[str]:
+def cases() -> list[str]:
     return [
-        name
+        f"{module.__name__}.{name}"
+        for module in MODULES
         for name, one in inspect.getmembers(module, inspect.isfunction)
         if one.__module__ == module.__name__ and list(inspect.signature(one).parameters) == ["world"]
     ]
@@ -23,23 +33,33 @@ def cases_of(module) -> list[str]:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    done: dict[tuple[str, int], dict] = {}
+    done: dict[int, dict] = {}
 
-    def of(module, size):
-        if (module.__name__, size) not in done:
-            folder = tmp_path_factory.mktemp("ranks")
-            done[module.__name__, size] = ranks.run(module.__name__, cases_of(module), size, folder)
-        return done[module.__name__, size]
+    def of(size: int) -> dict:
+        if size not in done:
+            done[size] = ranks.run(cases(), size, tmp_path_factory.mktemp(f"ranks{size}"))
+        return done[size]
 
     return of
 
 
 @pytest.mark.parametrize("size", (2, 4))
-@pytest.mark.parametrize(
-    "module, name",
-    [(module, name) for module in MODULES for name in cases_of(module)],
-    ids=lambda value: getattr(value, "__name__", value),
-)
-def test_sharded(results, module, name, size):
-    wrong = results(module, size)[name]
+@pytest.mark.parametrize("name", cases())
+def test_sharded(results, name, size):
+    wrong = results(size)[name]
     assert not wrong, "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
+
+
+def test_a_save_that_is_killed_leaves_the_last_valid_one_in_force(tmp_path):
+    script = pathlib.Path(__file__).with_name("checkpoint_kills.py")
+    command = [sys.executable, str(script), str(tmp_path), "10", "1"]
+    done = subprocess.run(command, env=ranks.environment(), stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    assert done.returncode == 0 and "10 kills" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", ("save", "load", "steps"))
+def test_docstrings_of_checkpoints_run(name, tmp_path):
+    target = getattr(checkpoint, name)
+    names = {"torch": torch, "moxie": moxie, "folder": tmp_path}
+    results = [doctest.DocTestRunner().run(test) for test in doctest.DocTestFinder().find(target, globs=names)]
+    assert all(result.attempted and not result.failed for result in results)

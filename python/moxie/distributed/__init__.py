@@ -4,9 +4,10 @@
 before or after `fully_shard`. Here is what torch has no name for.
 """
 
+from moxie.distributed import checkpoint as checkpoint
 from moxie.distributed.agree import agree
 from moxie.distributed.fsdp import quantize_all_gather_
 from moxie.distributed.placement import gate_up_shard
 from moxie.distributed.tensor_parallel import ExpertTensorParallel
 
-__all__ = ["ExpertTensorParallel", "agree", "gate_up_shard", "quantize_all_gather_"]
+__all__ = ["ExpertTensorParallel", "agree", "checkpoint", "gate_up_shard", "quantize_all_gather_"]

@@ -12,6 +12,7 @@ Each dim of a mesh holds the weights in one of four ways, `Split`. It decides wh
 from collections.abc import Sequence
 from typing import Literal, cast
 
+import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -34,7 +35,9 @@ def gate_up_shard() -> Placement:
 
 
 def is_gate_up_shard(placement: Placement) -> bool:
-    return isinstance(placement, _StridedShard) and placement.dim == 1 and placement.split_factor == 2
+    if not isinstance(placement, _StridedShard) or placement.dim != 1:
+        return False
+    return torch.compiler.is_compiling() or placement.split_factor == 2  # Dynamo cannot read it
 
 
 def mesh_of(op: str, **tensors: Tensor | None) -> DeviceMesh:
@@ -78,6 +81,7 @@ def split_of(op: str, name: str, placement: Placement, dims: int = 3) -> Split:
     raise ValueError(f"{op}: {name} must be replicated or sharded over one of its dims, got {placement}{hint}")
 
 
+@torch.compiler.assume_constant_result
 def block_of(recipe: str) -> int:
     """The elements of a sharded dim that share a scale in some pass; 1 where none do."""
     if recipe.partition(":")[0] == "identity":

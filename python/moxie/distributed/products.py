@@ -4,6 +4,7 @@ The ops have no sharding rules. DTensor would ask for them below autograd, for e
 product, with its backward, runs on local tensors, and the placements of operands and gradients follow from that of the weights.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -41,8 +42,9 @@ def to_local(tensor: Tensor, mesh: DeviceMesh, wanted: Placements, grads: Placem
     return local.wait() if isinstance(local, AsyncCollectiveTensor) else local
 
 
-def as_dtensor(local: Tensor, mesh: DeviceMesh, placements: Placements, rows: int, cols: int) -> DTensor:
-    return DTensor.from_local(local, mesh, list(placements), run_check=False, shape=torch.Size((rows, cols)), stride=(cols, 1))
+def as_dtensor(local: Tensor, mesh: DeviceMesh, placements: Placements, *shape: int) -> DTensor:
+    strides = tuple(math.prod(shape[dim + 1 :]) for dim in range(len(shape)))
+    return DTensor.from_local(local, mesh, list(placements), run_check=False, shape=torch.Size(shape), stride=strides)
 
 
 def _refuse(op: str, **given: Any) -> None:
@@ -146,6 +148,37 @@ def grouped_mm(
     else:
         y = gemm.grouped_mm(local_x, local_w, offs, recipe=recipe, bias=local_bias, dtype=dtype)
     return as_dtensor(y, mesh, to["y"], x.shape[0], w.shape[1])
+
+
+def linear(x: Tensor, w: Tensor, bias: Tensor | None, *, recipe: str) -> Tensor:
+    """MXLinear: x [.., K] and w [N, K]. Tokens may be sharded over any leading dim where the weight is whole."""
+    op, last = "MXLinear", x.dim() - 1
+    mesh = mesh_of(op, x=x, weight=w, bias=bias)
+    given = placements_of(x, mesh)
+    to: dict[str, list[Placement]] = {name: [] for name in ("x", "y", "dx", "w", "dw", "bias", "dbias")}
+    add_bias = True
+    row: tuple[Placement, ...]  # in the order of `to`
+    for dim, placement in enumerate(placements_of(w, mesh)):
+        split = split_of(op, "weight", placement, dims=2)
+        if split == "out":
+            check_shards(op, "weight", w.shape[0], mesh, dim, recipe, "rows")
+            row = (Replicate(), Shard(last), Partial(), Shard(0), Shard(0), Shard(0), Shard(0))
+        elif split == "in":
+            check_shards(op, "weight", w.shape[1], mesh, dim, recipe, "columns")
+            row = (Shard(last), Partial(), Shard(last), Shard(1), Shard(1), Replicate(), Partial())
+            add_bias = add_bias and mesh.get_local_rank(dim) == 0  # once in the sum
+        elif isinstance(given[dim], Shard) and not given[dim].is_shard(last):
+            row = (given[dim], given[dim], given[dim], Replicate(), Partial(), Replicate(), Partial())
+        else:
+            row = (Replicate(),) * 7
+        for name, one in zip(to, row):
+            to[name].append(one)
+    local_x, local_w = to_local(x, mesh, to["x"], to["dx"]), to_local(w, mesh, to["w"], to["dw"])
+    local_bias = None if bias is None else to_local(bias, mesh, to["bias"], to["dbias"])
+    if local_bias is not None and not add_bias:
+        local_bias = local_bias * 0  # so that it has a gradient on every rank
+    y = gemm.grouped_mm(local_x.reshape(-1, local_x.shape[-1]), local_w.unsqueeze(0), recipe=recipe, bias=local_bias)
+    return as_dtensor(y.reshape(*local_x.shape[:-1], y.shape[-1]), mesh, to["y"], *x.shape[:-1], w.shape[0])
 
 
 def expert_mlp(

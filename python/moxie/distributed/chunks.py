@@ -1,0 +1,101 @@
+"""Shards that are several runs of a whole tensor, or of one that no rank knows whole, as DCP takes them."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from moxie.distributed.placement import is_gate_up_shard
+from moxie.nn import GroupedExperts
+
+
+class Chunks(Tensor):
+    """Views of local memory, each with its place in a whole tensor. DCP asks for its three methods alone."""
+
+    parts: dict[torch.Size, Tensor]
+
+    @staticmethod
+    def __new__(cls, shape: torch.Size, parts: list[tuple[tuple[int, ...], Tensor]]):
+        one = parts[0][1]
+        return Tensor._make_wrapper_subclass(cls, shape, dtype=one.dtype, device=one.device)
+
+    def __init__(self, shape: torch.Size, parts: list[tuple[tuple[int, ...], Tensor]]):
+        self.parts = {torch.Size(offset): part for offset, part in parts if part.numel()}
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        raise NotImplementedError(f"Chunks: {func} is not defined on the chunks of a checkpoint")
+
+    def __create_write_items__(self, fqn: str, _: Any) -> list[WriteItem]:
+        return [
+            WriteItem(
+                index=MetadataIndex(fqn, offset),
+                type=WriteItemType.SHARD,
+                tensor_data=TensorWriteData(
+                    chunk=ChunkStorageMetadata(offsets=offset, sizes=part.size()),
+                    properties=TensorProperties.create_from_tensor(part),
+                    size=self.size(),
+                ),
+            )
+            for offset, part in self.parts.items()
+        ]
+
+    def __create_chunk_list__(self) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(offsets=offset, sizes=part.size()) for offset, part in self.parts.items()]
+
+    def __get_tensor_shard__(self, index: MetadataIndex) -> Tensor:
+        assert index.offset is not None
+        return self.parts[torch.Size(index.offset)]
+
+
+def whole_experts(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """The state dicts of model and optimizer, with Chunks for what DCP cannot place. They share memory with the model."""
+    members = {}
+    for name, module in model.named_modules():
+        if isinstance(module, GroupedExperts) and getattr(module, "member", None) is not None:
+            name = name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
+            members.update({f"{name}.{weight}".lstrip("."): module.member for weight in ("w13", "w2")})
+
+    def placed(name: str, value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() != 3:
+            return value
+        return _chunks_of(value, members.get(name))
+
+    out = {**state, "model": {name: placed(name, value) for name, value in state["model"].items()}}
+    if "optimizer" in state:
+        moments = {
+            name: {kind: placed(name, value) for kind, value in of_one.items()}
+            for name, of_one in state["optimizer"]["state"].items()
+        }
+        out["optimizer"] = {**state["optimizer"], "state": moments}
+    return out
+
+
+def _chunks_of(value: Tensor, member: Any) -> Any:
+    """`member`: the place of this rank in the group that shares the experts, if one does."""
+    strided = [dim for dim, one in enumerate(value.placements) if is_gate_up_shard(one)] if isinstance(value, DTensor) else []
+    if not strided and member is None:
+        return value
+    local: Tensor = value
+    shape, offset = list(value.shape), [0] * value.dim()
+    if isinstance(value, DTensor):
+        local = value._local_tensor
+        plain = [Replicate() if dim in strided else one for dim, one in enumerate(value.placements)]
+        offset = list(compute_local_shape_and_global_offset(value.shape, value.device_mesh, plain)[1])
+    if member is not None:
+        offset[0] += member.rank * value.shape[0]
+        shape[0] *= member.size
+    if not strided:
+        return Chunks(torch.Size(shape), [(tuple(offset), local)])
+    assert isinstance(value, DTensor)
+    hidden, rank = shape[1] // 2, value.device_mesh.get_local_rank(strided[0])
+    share = hidden // value.device_mesh.size(strided[0])
+    places = (rank * share, hidden + rank * share)  # of its gates and of its ups
+    halves = (local[:, :share], local[:, share:])
+    return Chunks(torch.Size(shape), [((offset[0], place, offset[2]), half) for place, half in zip(places, halves)])

@@ -1,0 +1,112 @@
+"""Cases of test_distributed.py: checkpoints across world sizes and meshes."""
+
+import copy
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor.parallel import parallelize_module
+
+import moxie
+import moxie.distributed
+import moxie.nn
+from moxie.distributed import checkpoint
+from ranks import World
+from sharded_models import D, E, Model, mesh_of, shard, tokens, whole
+
+
+def trained(model: nn.Module, rank: int) -> torch.optim.Optimizer:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    dtype = torch.bfloat16 if isinstance(model, FSDPModule) else torch.float32  # FSDP2 computes in bf16
+    model(tokens(rank, dtype)).float().square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    state = {name: whole(tensor).clone() for name, tensor in model.state_dict().items()}
+    for name, parameter in model.named_parameters():
+        state |= {f"{name} {kind}": whole(value).clone() for kind, value in optimizer.state[parameter].items()}
+    return state
+
+
+def assert_same(got: dict, wanted: dict) -> None:
+    assert got.keys() == wanted.keys(), got.keys() ^ wanted.keys()
+    for name in wanted:
+        assert torch.equal(got[name], wanted[name]), name
+
+
+def blank(**options) -> Model:
+    torch.manual_seed(99)
+    return Model(hidden=256, **options)
+
+
+def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
+    size, folder = world.size, world.folder / "checkpoints"
+    torch.manual_seed(6)
+    grid = mesh_of(size // 2, 2, names=("dp", "tp"))
+    smaller = DeviceMesh("cpu", torch.arange(size // 2), mesh_dim_names=("dp",))  # half of the ranks
+    one = DeviceMesh("cpu", torch.arange(1), mesh_dim_names=("dp",))
+    model = Model(hidden=256)
+    parallelize_module(model, grid["tp"], {"moe": moxie.distributed.ExpertTensorParallel()})
+    shard(model, grid["dp"], within=(moxie.nn.GroupedExperts,))
+    optimizer = trained(model, grid["dp"].get_local_rank())
+    wanted = state_of(model, optimizer)
+    checkpoint.save(folder, 4, model, optimizer, extra={"tokens": 77, "seed": "a"})
+    # Loaded by fewer ranks, with other sharding, then by one; each saves what it has, and all ranks load it again.
+    for step, mesh in ((2, smaller), (1, one)):
+        other = None
+        if world.rank < mesh.size():
+            group = mesh.get_group()
+            other = blank()
+            other = shard(other, mesh) if step == 2 else other
+            steps = trained(other, world.rank)
+            found = checkpoint.load(folder, other, steps, step=4, group=group)
+            assert found == (4, {"tokens": 77, "seed": "a"})
+            assert_same(state_of(other, steps), wanted)
+            checkpoint.save(folder, step, other, steps, group=group)
+        dist.barrier()
+        back = blank()
+        parallelize_module(back, grid["tp"], {"moe": moxie.distributed.ExpertTensorParallel()})
+        shard(back, grid["dp"])
+        steps = trained(back, world.rank)
+        assert checkpoint.load(folder, back, steps, step=step)[0] == step
+        assert_same(state_of(back, steps), wanted)
+    assert checkpoint.steps(folder) == [1, 2, 4]
+
+
+class Stock(nn.Module):
+    """A model of plain torch."""
+
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(D, D)
+        self.w1 = nn.Parameter(torch.randn(E, D, D) * D**-0.5)
+
+    def forward(self, x):
+        offs = torch.tensor([5, 5, 14, x.shape[0]], dtype=torch.int32)
+        return torch._grouped_mm(self.up(x), self.w1.mT, offs=offs) * 1
+
+
+def checkpoints_move_between_converted_and_stock_models(world: World) -> None:
+    mesh, folder = mesh_of(world.size, names=("dp",)), world.folder / "stock"
+    torch.manual_seed(6)
+    converted = Stock()
+    moxie.quantize_(converted, "mxfp8_rceil")
+    shard(converted, mesh)
+    optimizer = trained(converted, world.rank)
+    wanted = state_of(converted, optimizer)
+    checkpoint.save(folder, 0, converted, optimizer)
+    stock = shard(Stock(), mesh)
+    steps = trained(stock, world.rank)
+    assert checkpoint.load(folder, stock, steps) == (0, {})
+    assert_same(state_of(stock, steps), wanted)
+    checkpoint.save(folder, 1, stock, steps)
+    back = shard(copy.deepcopy(Stock()), mesh)
+    moxie.quantize_(back, "mxfp8_rceil")
+    steps = trained(back, world.rank)
+    assert checkpoint.load(folder, back, steps)[0] == 1
+    assert_same(state_of(back, steps), wanted)
