@@ -137,13 +137,16 @@ TORCH_LIBRARY(moxie, m) {
   // slot_of and row_of, x is tokens, and permute's rows of them are multiplied; with weights f32
   // [T, k] too, y is unpermute's weighted sum of the results, [T, D], differentiable in weights.
   // keep: 'h', or 'h_fp8': h between forward and backward in FP8. x_dtype: x is rounded to it
-  // first, and its gradient is not.
+  // first, and its gradient is not. activation: that of swiglu. b13 [G, 2F] and b2 [G, D] are added
+  // to the products, b2 before the weights. w13_layout: 'concatenated', gates above ups, or
+  // 'interleaved', where they alternate in w13 and b13; what is quantized already is concatenated.
   differentiable(
       "expert_mlp(Tensor x, Tensor w13, Tensor w2, Tensor? offs=None, *, "
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
       "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
       "Tensor? row_of=None, int top_k=1, Tensor? weights=None, str keep='h', "
-      "ScalarType? x_dtype=None) -> Tensor y");
+      "ScalarType? x_dtype=None, str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
+      "str w13_layout='concatenated') -> Tensor y");
   // The same, with what quantization loses of each operand of both products added to stats, f64
   // [2, 6, 5] (stats.h).
   differentiable(
@@ -151,25 +154,30 @@ TORCH_LIBRARY(moxie, m) {
       "str recipe='mxfp8_rceil_128', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
       "Tensor? main_grad13=None, Tensor? main_grad2=None, Tensor? slot_of=None, "
       "Tensor? row_of=None, int top_k=1, Tensor? weights=None, str keep='h', "
-      "ScalarType? x_dtype=None) -> Tensor y");
-  // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable
-  differentiable("swiglu(Tensor h) -> Tensor a");
-  def("swiglu_backward(Tensor da, Tensor h) -> Tensor dh");
+      "ScalarType? x_dtype=None, str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
+      "str w13_layout='concatenated') -> Tensor y");
+  // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable. activation: that, 'swiglu', or
+  // gpt-oss's, 'clamped_swiglu' (core/swiglu/activation.h).
+  differentiable("swiglu(Tensor h, *, str activation='swiglu') -> Tensor a");
+  def("swiglu_backward(Tensor da, Tensor h, *, str activation='swiglu') -> Tensor dh");
   // The same of rows that have routing weights f32 [T, k], row r the one at slot_of[r]: weight * a;
-  // and weight * dh with the gradient of the weights, the sum of da * a over each row.
-  def("_weighted_swiglu(Tensor h, Tensor weights, Tensor slot_of) -> Tensor a");
-  def("_weighted_swiglu_backward(Tensor da, Tensor h, Tensor weights, Tensor slot_of) -> "
-      "(Tensor dh, Tensor dweights)");
+  // and weight * dh with the gradient of the weights, the sum of da * a over each row. activation:
+  // 0 swiglu, 1 clamped_swiglu.
+  def("_weighted_swiglu(Tensor h, Tensor weights, Tensor slot_of, int activation=0) -> Tensor a");
+  def("_weighted_swiglu_backward(Tensor da, Tensor h, Tensor weights, Tensor slot_of, "
+      "int activation=0) -> (Tensor dh, Tensor dweights)");
   // What quantize_rowwise and quantize_both make of the result of swiglu, of swiglu_backward and of
   // permute, without that result in memory.
   def("swiglu_quantize_rowwise(Tensor h, *, Tensor? offs=None, str block='1x32', "
-      "str rule='rceil', str scale_layout='plain') -> (Tensor qdata, Tensor scale)");
+      "str rule='rceil', str scale_layout='plain', str activation='swiglu') -> "
+      "(Tensor qdata, Tensor scale)");
   def("swiglu_quantize_both(Tensor h, *, Tensor? offs=None, str rowwise_block='1x32', "
-      "str colwise_block='32x1', str rule='rceil', str scale_layout='plain') -> "
+      "str colwise_block='32x1', str rule='rceil', str scale_layout='plain', "
+      "str activation='swiglu') -> "
       "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
   def("swiglu_backward_quantize_both(Tensor da, Tensor h, *, Tensor? offs=None, "
       "str rowwise_block='1x32', str colwise_block='32x1', str rule='rceil', "
-      "str scale_layout='plain') -> "
+      "str scale_layout='plain', str activation='swiglu') -> "
       "(Tensor qdata, Tensor scale, Tensor qdata_t, Tensor scale_t)");
   def("permute_quantize_rowwise(Tensor x, Tensor slot_of, int top_k, *, Tensor? offs=None, "
       "str block='1x32', str rule='rceil', str scale_layout='plain') -> "
@@ -239,10 +247,11 @@ TORCH_LIBRARY(moxie, m) {
       "Tensor? x_scale_t, SymInt num_rows, Tensor? offs, int plan) -> ()");
   def("_quantize(Tensor x, Tensor? offs, int spec) -> Tensor[]");
   // With routing weights f32 [T, k], of which row r has the one at slot_of[r]: the forms of weight
-  // * a, and of weight * dh followed by the gradient of the weights.
-  def("_swiglu_quantize(Tensor h, Tensor? offs, int spec, *, Tensor? weights=None, "
-      "Tensor? slot_of=None) -> Tensor[]");
-  def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec, *, "
+  // * a, and of weight * dh followed by the gradient of the weights. activation: 0 swiglu, 1
+  // clamped_swiglu.
+  def("_swiglu_quantize(Tensor h, Tensor? offs, int spec, int activation, *, "
+      "Tensor? weights=None, Tensor? slot_of=None) -> Tensor[]");
+  def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec, int activation, *, "
       "Tensor? weights=None, Tensor? slot_of=None) -> Tensor[]");
   def("_permute_quantize(Tensor x, Tensor slot_of, int top_k, Tensor? offs, int spec) -> Tensor[]");
   def("_requantize(Tensor qdata, Tensor scale, Tensor? offs, int spec) -> Tensor[]");

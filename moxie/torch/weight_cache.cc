@@ -1,16 +1,24 @@
 #include "moxie/torch/weight_cache.h"
 
+#include "moxie/torch/w13_layout.h"
+
 namespace moxie {
 
-WeightCache::WeightCache(at::Tensor w, std::string recipe)
-    : w_(std::move(w)), recipe_(std::move(recipe)) {
-  auto [qdata, scale, qdata_t, scale_t] = ops::quantize_weights(w_.detach(), recipe_);
+at::Tensor Stored::as_taken(const at::Tensor& w) const {
+  const at::Tensor rows = transposed ? w.mT() : w;
+  return interleaved ? ops::concatenated(rows) : rows;
+}
+
+WeightCache::WeightCache(at::Tensor w, std::string recipe, Stored stored)
+    : w_(std::move(w)), recipe_(std::move(recipe)), stored_(stored) {
+  auto [qdata, scale, qdata_t, scale_t] =
+      ops::quantize_weights(stored_.as_taken(w_.detach()), recipe_);
   tensors_ = {qdata, scale, qdata_t, scale_t};
 }
 
 void WeightCache::refresh() {
-  ops::quantize_weights_out(w_.detach(), tensors_[0], tensors_[1], tensors_[2], tensors_[3],
-                            recipe_);
+  ops::quantize_weights_out(stored_.as_taken(w_.detach()), tensors_[0], tensors_[1], tensors_[2],
+                            tensors_[3], recipe_);
 }
 
 int64_t WeightCache::num_bytes() const {

@@ -11,9 +11,17 @@
 
 namespace moxie {
 
+// How a parameter holds what products take as [G, N, K].
+struct Stored {
+  bool transposed = false;   // [G, K, N]
+  bool interleaved = false;  // rows of gate and up alternate (expert_mlp's w13_layout)
+
+  at::Tensor as_taken(const at::Tensor& w) const;
+};
+
 class WeightCache {
  public:
-  explicit WeightCache(at::Tensor w, std::string recipe = "mxfp8_rceil_128");
+  explicit WeightCache(at::Tensor w, std::string recipe = "mxfp8_rceil_128", Stored stored = {});
 
   void refresh();
   at::ArrayRef<at::Tensor> tensors() const { return tensors_; }
@@ -22,6 +30,7 @@ class WeightCache {
  private:
   at::Tensor w_;
   std::string recipe_;
+  Stored stored_;
   std::array<at::Tensor, 4> tensors_;  // qdata, scale, qdata_t, scale_t
 };
 

@@ -7,7 +7,7 @@ differentiable.
 import torch
 from torch import Tensor
 
-from moxie.ops import Block, Rule, ScaleLayout
+from moxie.ops import Activation, Block, Rule, ScaleLayout
 
 _ops = torch.ops.moxie
 
@@ -19,6 +19,7 @@ def swiglu_quantize_rowwise(
     block: Block = "1x32",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
+    activation: Activation = "swiglu",
 ) -> tuple[Tensor, Tensor]:
     """quantize_rowwise(swiglu(h)): h [R, 2F] -> qdata [R, F], scale.
 
@@ -27,7 +28,7 @@ def swiglu_quantize_rowwise(
     >>> torch.equal(qdata.float(), moxie.quantize_rowwise(moxie.swiglu(h))[0].float())
     True
     """
-    return _ops.swiglu_quantize_rowwise(h, offs=offs, block=block, rule=rule, scale_layout=scale_layout)
+    return _ops.swiglu_quantize_rowwise(h, offs=offs, block=block, rule=rule, scale_layout=scale_layout, activation=activation)
 
 
 def swiglu_quantize_both(
@@ -38,6 +39,7 @@ def swiglu_quantize_both(
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
+    activation: Activation = "swiglu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """quantize_both(swiglu(h)): h [R, 2F] -> qdata [R, F], scale, qdata_t [F, R'], scale_t.
 
@@ -46,7 +48,13 @@ def swiglu_quantize_both(
     (torch.Size([64, 64]), torch.Size([64, 64]))
     """
     return _ops.swiglu_quantize_both(
-        h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout
+        h,
+        offs=offs,
+        rowwise_block=rowwise_block,
+        colwise_block=colwise_block,
+        rule=rule,
+        scale_layout=scale_layout,
+        activation=activation,
     )
 
 
@@ -59,6 +67,7 @@ def swiglu_backward_quantize_both(
     colwise_block: Block = "32x1",
     rule: Rule = "rceil",
     scale_layout: ScaleLayout = "plain",
+    activation: Activation = "swiglu",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """quantize_both(swiglu_backward(da, h)): da [R, F], h [R, 2F] -> qdata [R, 2F], scale, qdata_t [2F, R'], scale_t.
 
@@ -67,7 +76,14 @@ def swiglu_backward_quantize_both(
     (torch.Size([64, 64]), torch.Size([64, 2]))
     """
     return _ops.swiglu_backward_quantize_both(
-        da, h, offs=offs, rowwise_block=rowwise_block, colwise_block=colwise_block, rule=rule, scale_layout=scale_layout
+        da,
+        h,
+        offs=offs,
+        rowwise_block=rowwise_block,
+        colwise_block=colwise_block,
+        rule=rule,
+        scale_layout=scale_layout,
+        activation=activation,
     )
 
 

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from moxie.dtensors import any_dtensor
-from moxie.ops import ScaleLayout
+from moxie.ops import Activation, ScaleLayout
 from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
 
 QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
+W13Layout = Literal["concatenated", "interleaved"]  # all gates above all ups, or one of each in turn
 
 # The types of x that are quantized already. moxie.mx_tensor, which takes seconds to import, fills it.
 MX_TYPES: tuple[type, ...] = ()
@@ -86,6 +87,10 @@ def expert_mlp(
     weights: Tensor | None = None,
     keep: Literal["h", "h_fp8"] = "h",
     x_dtype: torch.dtype | None = None,
+    activation: Activation = "swiglu",
+    b13: Tensor | None = None,
+    b2: Tensor | None = None,
+    w13_layout: W13Layout = "concatenated",
 ) -> Tensor:
     """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
 
@@ -98,6 +103,11 @@ def expert_mlp(
     the bytes, at some cost in the accuracy of the gradients (docs/MOE.md). x_dtype is set by autocast: x is rounded to it, the
     gradient of x is not.
 
+    `activation` is that of `swiglu`. b13 [G, 2F] and b2 [G, D] are added to the products, b2 before the weights, and get their
+    gradients. Weights that are stored [in, out] are given as views, `w.mT`: the quantizer reads them as they are, and the
+    gradient reaches the parameter in its own layout. `w13_layout="interleaved"`: rows of gate and up alternate in w13 and b13
+    (docs/MOE.md says what that costs); a weight cache is then made with the same layout.
+
     >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
     >>> w13, w2 = torch.randn(2, 96, 64), torch.randn(2, 64, 48)
     >>> y = moxie.expert_mlp(x, w13, w2, offs)
@@ -105,7 +115,7 @@ def expert_mlp(
     >>> torch.equal(y, moxie.grouped_mm(moxie.swiglu(h), w2, offs))
     True
     """
-    if any_dtensor(x, w13, w2, weights):
+    if any_dtensor(x, w13, w2, weights, b13, b2):
         from moxie.distributed import products
 
         return products.expert_mlp(
@@ -123,9 +133,13 @@ def expert_mlp(
                 "quantized_w2": quantized_w2,
                 "main_grad13": main_grad13,
                 "main_grad2": main_grad2,
+                "b13": b13,
+                "b2": b2,
+                "w13_layout": None if w13_layout == "concatenated" else w13_layout,
             },
             keep=keep,
             x_dtype=x_dtype,
+            activation=activation,
         )
     return _ops.expert_mlp(
         x,
@@ -143,6 +157,10 @@ def expert_mlp(
         weights=weights,
         keep=keep,
         x_dtype=x_dtype,
+        activation=activation,
+        b13=b13,
+        b2=b2,
+        w13_layout=w13_layout,
     )
 
 
@@ -292,9 +310,20 @@ class WeightCache(torch.nn.Module):
     qdata_t: Tensor
     scale_t: Tensor
 
-    def __init__(self, w: Tensor, *, recipe: AnyRecipe = DEFAULT_RECIPE):
+    w13_layout: W13Layout = "concatenated"  # pickles that are older than the choice have none
+    transposed: bool = False
+
+    def __init__(
+        self,
+        w: Tensor,
+        *,
+        recipe: AnyRecipe = DEFAULT_RECIPE,
+        w13_layout: W13Layout = "concatenated",
+        transposed: bool = False,
+    ):
         super().__init__()
         self.recipe = str(recipe)
+        self.w13_layout, self.transposed = w13_layout, transposed
         # Held in a list: the cache must not become another owner of the parameter.
         self._weights = [w]
         self._fill(w)
@@ -303,8 +332,9 @@ class WeightCache(torch.nn.Module):
     _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
 
     def _as_taken(self, w: Tensor) -> Tensor:
-        """Returns the view of w that the product takes, [G, N, K]."""
-        return w
+        """Returns w as the product takes it, [G, N, K]."""
+        w = w.mT if self.transposed else w
+        return concatenated(w) if self.w13_layout == "interleaved" else w
 
     def _fill(self, w: Tensor) -> None:
         for name, tensor in zip(self._NAMES, quantize_weights(self._as_taken(w.detach()), recipe=self.recipe)):
@@ -382,6 +412,16 @@ def live_cache(cache: WeightCache | None, w: Tensor) -> WeightCache | None:
             stacklevel=3,
         )
     return None
+
+
+def halves_of_interleaved(w: Tensor) -> Tensor:
+    """A view [G, 2, F, ..] of w13 or b13 [G, 2F, ..] whose rows of gate and up alternate: gates, then ups."""
+    return w.unflatten(1, (-1, 2)).transpose(1, 2)
+
+
+def concatenated(w: Tensor) -> Tensor:
+    """The same as a copy, [G, 2F, ..]."""
+    return halves_of_interleaved(w).flatten(1, 2)
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:

@@ -7,6 +7,8 @@ the slots in order of expert, then of token. Nothing here waits for the device, 
 import torch
 from torch import Tensor
 
+from moxie.ops import Activation
+
 _ops = torch.ops.moxie
 
 
@@ -76,17 +78,20 @@ def unpermute_weights(dout: Tensor, rows: Tensor, row_of: Tensor, top_k: int) ->
     return _ops.unpermute_weights(dout, rows, row_of, top_k)
 
 
-def swiglu(h: Tensor) -> Tensor:
+def swiglu(h: Tensor, *, activation: Activation = "swiglu") -> Tensor:
     """silu(gate) * up, with h [R, 2F] = [gate, up]; computed in f32 and rounded once. Differentiable.
+
+    `activation="clamped_swiglu"` is gpt-oss's: gate is cut off above 7 and up outside of -7 to 7, and the result is
+    gate * sigmoid(1.702 * gate) * (up + 1).
 
     >>> h = torch.randn(4, 6)
     >>> torch.allclose(moxie.swiglu(h), torch.nn.functional.silu(h[:, :3]) * h[:, 3:], atol=1e-6)
     True
     """
-    return _ops.swiglu(h)
+    return _ops.swiglu(h, activation=activation)
 
 
-def swiglu_backward(da: Tensor, h: Tensor) -> Tensor:
+def swiglu_backward(da: Tensor, h: Tensor, *, activation: Activation = "swiglu") -> Tensor:
     """The gradient of swiglu: dh [R, 2F] from da [R, F].
 
     >>> h = torch.randn(4, 6, requires_grad=True)
@@ -94,4 +99,4 @@ def swiglu_backward(da: Tensor, h: Tensor) -> Tensor:
     >>> torch.equal(h.grad, moxie.swiglu_backward(torch.ones(4, 3), h.detach()))
     True
     """
-    return _ops.swiglu_backward(da, h)
+    return _ops.swiglu_backward(da, h, activation=activation)

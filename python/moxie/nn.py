@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from moxie import gemm, moe
 from moxie.dtensors import any_dtensor
+from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
 from moxie.stats import PARTS, STATS
 
@@ -148,6 +149,11 @@ class Router(nn.Module):
 class GroupedExperts(nn.Module):
     """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
 
+    `activation` is that of `moxie.swiglu`. `bias` gives b13 [E, 2F] and b2 [E, D]. `transposed` stores w13 as [E, D, 2F] and w2
+    as [E, F, D]; `w13_layout="interleaved"` lets rows of gate and up alternate in w13 and b13 (columns, where transposed).
+    `main_grad`: backward adds to `w13.main_grad` and `w2.main_grad`, f32 tensors of their shape that you have set, and leaves
+    their `.grad` alone.
+
     Backward needs h, the result of w13: `keep` says in what form it waits, "h" as it is or "h_fp8" in FP8 (docs/MOE.md).
     `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
     While `collect_stats` is on, forward and backward add quantization errors to `stats`, f64 [2, 6, 5]: the products with
@@ -158,7 +164,16 @@ class GroupedExperts(nn.Module):
     torch.Size([5, 64])
     """
 
-    keep: Literal["h", "h_fp8"] = "h"  # pickles that are older than the choice have none
+    # Pickles that are older than these choices have none of them.
+    keep: Literal["h", "h_fp8"] = "h"
+    activation: Activation = "swiglu"
+    w13_layout: gemm.W13Layout = "concatenated"
+    transposed: bool = False
+    main_grad: bool = False
+    w13: nn.Parameter
+    w2: nn.Parameter
+    b13: nn.Parameter | None
+    b2: nn.Parameter | None
     stats: Tensor
     # Where quantize_ has given the experts another recipe:
     _conversion: "Conversion"
@@ -173,33 +188,66 @@ class GroupedExperts(nn.Module):
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
         keep: Literal["h", "h_fp8"] = "h",
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        w13_layout: gemm.W13Layout = "concatenated",
+        transposed: bool = False,
+        main_grad: bool = False,
         collect_stats: bool = False,
         device=None,
         dtype=None,
     ):
         super().__init__()
         _check("GroupedExperts", "keep", keep, ("h", "h_fp8"))
-        self.keep = keep
+        _check("GroupedExperts", "activation", activation, ("swiglu", "clamped_swiglu"))
+        _check("GroupedExperts", "w13_layout", w13_layout, ("concatenated", "interleaved"))
+        self.keep, self.activation, self.w13_layout = keep, activation, w13_layout
+        self.transposed, self.main_grad = transposed, main_grad
         self.collect_stats = collect_stats
         self.register_buffer(
             "stats", torch.zeros(2, len(PARTS), len(STATS), device=device, dtype=torch.float64), persistent=False
         )
-        self.w13 = nn.Parameter(torch.empty(num_experts, 2 * hidden_dim, dim, device=device, dtype=dtype))
-        self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden_dim, device=device, dtype=dtype))
+        for name, out, contracted in (("13", 2 * hidden_dim, dim), ("2", dim, hidden_dim)):
+            shape = (contracted, out) if transposed else (out, contracted)
+            weight = nn.Parameter(torch.empty(num_experts, *shape, device=device, dtype=dtype))
+            self.register_parameter(f"w{name}", weight)
+            of_bias = nn.Parameter(torch.empty(num_experts, out, device=device, dtype=dtype)) if bias else None
+            self.register_parameter(f"b{name}", of_bias)
         self.reset_parameters()
         self.set_recipe_(recipe, weight_cache=weight_cache)
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        for name in ("b13", "b2"):  # which older pickles do not have
+            self._parameters.setdefault(name, None)
 
     def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
         cached = _quantizes(str(recipe)) and weight_cache  # first: it refuses what is no recipe
         self.recipe = str(recipe)
-        self.cache13 = gemm.WeightCache(self.w13, recipe=recipe) if cached else None
-        self.cache2 = gemm.WeightCache(self.w2, recipe=recipe) if cached else None
+        stored: dict[str, Any] = {"recipe": recipe, "transposed": self.transposed}
+        self.cache13 = gemm.WeightCache(self.w13, w13_layout=self.w13_layout, **stored) if cached else None
+        self.cache2 = gemm.WeightCache(self.w2, **stored) if cached else None
 
     def reset_parameters(self) -> None:
-        for weight in (self.w13, self.w2):
-            bound = 1 / math.sqrt(weight.shape[-1])
+        for weight, bias in ((self.w13, self.b13), (self.w2, self.b2)):
+            bound = 1 / math.sqrt(self._as_taken(weight).shape[-1])
             nn.init.uniform_(weight, -bound, bound)
+            if bias is not None:
+                nn.init.uniform_(bias, -bound, bound)
         self.reset_stats_()
+
+    def _as_taken(self, w: Tensor) -> Tensor:
+        """Returns the view [E, out, in] of w13, w2 or a main gradient of theirs."""
+        return w.mT if self.transposed else w
+
+    def _main_grad(self, name: str) -> Tensor | None:
+        weight = getattr(self, name)
+        if not (self.main_grad and weight.requires_grad and torch.is_grad_enabled()):
+            return None
+        main_grad = getattr(weight, "main_grad", None)
+        if main_grad is None:
+            raise ValueError(f"GroupedExperts: main_grad=True needs {name}.main_grad, f32 {list(weight.shape)}, got none")
+        return self._as_taken(main_grad)
 
     @torch.no_grad()
     def reset_stats_(self) -> None:
@@ -226,22 +274,25 @@ class GroupedExperts(nn.Module):
         [T, top_k] too, the result is the weighted sum of each token's rows, [T, D]."""
         weights = weights.tensor if isinstance(weights, Uncast) else weights
         cache13, cache2 = gemm.live_cache(self.cache13, self.w13), gemm.live_cache(self.cache2, self.w2)
-        route: dict[str, Any] = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights, "keep": self.keep}
+        options: dict[str, Any] = {
+            "recipe": self.recipe,
+            "main_grad13": self._main_grad("w13"),
+            "main_grad2": self._main_grad("w2"),
+            "slot_of": slot_of,
+            "row_of": row_of,
+            "top_k": top_k,
+            "weights": weights,
+            "keep": self.keep,
+            "activation": self.activation,
+            "b13": self.b13,
+            "b2": self.b2,
+            "w13_layout": self.w13_layout,
+        }
+        w13, w2 = self._as_taken(self.w13), self._as_taken(self.w2)
         if not self.collect_stats:
-            return gemm.expert_mlp(
-                x, self.w13, self.w2, offs, recipe=self.recipe, quantized_w13=cache13, quantized_w2=cache2, **route
-            )
-        return _ops.expert_mlp.stats(
-            x,
-            self.w13,
-            self.w2,
-            self.stats,
-            offs,
-            recipe=self.recipe,
-            quantized_w13=_tensors(cache13),
-            quantized_w2=_tensors(cache2),
-            **route,
-        )
+            return gemm.expert_mlp(x, w13, w2, offs, quantized_w13=cache13, quantized_w2=cache2, **options)
+        caches = {"quantized_w13": _tensors(cache13), "quantized_w2": _tensors(cache2)}
+        return _ops.expert_mlp.stats(x, w13, w2, self.stats, offs, **caches, **options)
 
     def refresh_(self) -> None:
         # By name: the parameters may be other objects by now.
@@ -261,24 +312,41 @@ class GroupedExperts(nn.Module):
         w2: Matrices | None = None,
         w3: Matrices | None = None,
         w13: Matrices | None = None,
+        b13: Tensor | None = None,
+        b2: Tensor | None = None,
         transposed: bool = False,
+        interleaved: bool = False,
     ) -> None:
         """Copies weights: w1 (gate) and w3 (up), each [E, F, D], or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
+        Biases are b13 [E, 2F] and b2 [E, D].
 
-        `transposed`: matrices are [in, out], as `x @ w` takes them. Omitted weights are unchanged. Shapes are checked first; on
-        error nothing is copied.
+        `transposed`: matrices are [in, out], as `x @ w` takes them. `interleaved`: outputs of gate and up alternate in w13 and
+        b13. Both are about what is given; how this module stores it does not matter. Omitted weights are unchanged. Shapes are
+        checked first; on error nothing is copied.
         """
         if (w1 is None) != (w3 is None) or (w1 is not None and w13 is not None):
             raise ValueError("GroupedExperts.load_weights_: give w1 and w3 together, or w13 alone")
-        experts, twice, dim = self.w13.shape
+        own13, own2 = self._as_taken(self.w13), self._as_taken(self.w2)
+        experts, twice, dim = own13.shape
         half = (experts, twice // 2, dim)
         # Check all of them before anything is copied.
         w1, w3 = _matrices("w1", w1, half, transposed), _matrices("w3", w3, half, transposed)
-        w13, w2 = _matrices("w13", w13, self.w13.shape, transposed), _matrices("w2", w2, self.w2.shape, transposed)
+        w13, w2 = _matrices("w13", w13, own13.shape, transposed), _matrices("w2", w2, own2.shape, transposed)
+        _check_bias("b13", b13, self.b13)
+        _check_bias("b2", b2, self.b2)
+        if interleaved:
+            w13 = None if w13 is None else gemm.concatenated(w13)
+            b13 = None if b13 is None else gemm.concatenated(b13)
         if w1 is not None and w3 is not None:
             w13 = torch.cat([w1, w3], dim=1)
-        for own, given in ((self.w13, w13), (self.w2, w2)):
-            if given is not None:
+        for own, given in ((own13, w13), (self.b13, b13)):
+            if own is not None and given is not None:
+                if self.w13_layout == "interleaved":
+                    gemm.halves_of_interleaved(own).copy_(given.unflatten(1, (2, -1)))
+                else:
+                    own.copy_(given)
+        for own, given in ((own2, w2), (self.b2, b2)):
+            if own is not None and given is not None:
                 own.copy_(given)
         self.refresh_()
 
@@ -298,6 +366,11 @@ class SharedExperts(nn.Module):
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         weight_cache: bool = False,
         keep: Literal["h", "h_fp8"] = "h",
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        w13_layout: gemm.W13Layout = "concatenated",
+        transposed: bool = False,
+        main_grad: bool = False,
         collect_stats: bool = False,
         device=None,
         dtype=None,
@@ -310,6 +383,11 @@ class SharedExperts(nn.Module):
             recipe=recipe,
             weight_cache=weight_cache,
             keep=keep,
+            activation=activation,
+            bias=bias,
+            w13_layout=w13_layout,
+            transposed=transposed,
+            main_grad=main_grad,
             collect_stats=collect_stats,
             device=device,
             dtype=dtype,
@@ -322,7 +400,8 @@ class SharedExperts(nn.Module):
 class MoE(nn.Module):
     """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
 
-    `loss` is the router's of the last forward pass: add it to yours. `keep` is that of GroupedExperts.
+    `loss` is the router's of the last forward pass: add it to yours. `keep`, `activation`, `bias`, `w13_layout`, `transposed` and
+    `main_grad` are those of GroupedExperts, of the shared expert too.
 
     >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
     >>> y = layer(torch.randn(2, 5, 64))
@@ -342,6 +421,11 @@ class MoE(nn.Module):
         shared_hidden_dim: int | None = None,
         weight_cache: bool = False,
         keep: Literal["h", "h_fp8"] = "h",
+        activation: Activation = "swiglu",
+        bias: bool = False,
+        w13_layout: gemm.W13Layout = "concatenated",
+        transposed: bool = False,
+        main_grad: bool = False,
         collect_stats: bool = False,
         device=None,
         dtype=None,
@@ -349,29 +433,21 @@ class MoE(nn.Module):
     ):
         super().__init__()
         self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
-        self.experts = GroupedExperts(
-            dim,
-            hidden_dim,
-            num_experts,
-            recipe=recipe,
-            weight_cache=weight_cache,
-            keep=keep,
-            collect_stats=collect_stats,
-            device=device,
-            dtype=dtype,
-        )
-        self.shared: SharedExperts | None = None
-        if shared_hidden_dim is not None:
-            self.shared = SharedExperts(
-                dim,
-                shared_hidden_dim,
-                recipe=recipe,
-                weight_cache=weight_cache,
-                keep=keep,
-                collect_stats=collect_stats,
-                device=device,
-                dtype=dtype,
-            )
+        options: dict[str, Any] = {
+            "recipe": recipe,
+            "weight_cache": weight_cache,
+            "keep": keep,
+            "activation": activation,
+            "bias": bias,
+            "w13_layout": w13_layout,
+            "transposed": transposed,
+            "main_grad": main_grad,
+            "collect_stats": collect_stats,
+            "device": device,
+            "dtype": dtype,
+        }
+        self.experts = GroupedExperts(dim, hidden_dim, num_experts, **options)
+        self.shared = None if shared_hidden_dim is None else SharedExperts(dim, shared_hidden_dim, **options)
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
@@ -424,6 +500,15 @@ def _matrices(name: str, given: Matrices | None, shape: Sequence[int], transpose
         hint = " (is it transposed?)" if w.mT.shape == tuple(shape) else ""
         raise ValueError(f"{rule}{list(shape)}, got {list(w.shape)}{hint}")
     return w
+
+
+def _check_bias(name: str, given: Tensor | None, own: Tensor | None) -> None:
+    if given is None:
+        return
+    if own is None:
+        raise ValueError(f"GroupedExperts.load_weights_: these experts have no biases, got {name}")
+    if given.shape != own.shape:
+        raise ValueError(f"GroupedExperts.load_weights_: {name} must be {list(own.shape)}, got {list(given.shape)}")
 
 
 def _check(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:

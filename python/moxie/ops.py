@@ -27,6 +27,7 @@ from torch import Tensor
 Block = Literal["1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128"]
 Rule = Literal["rceil", "floor", "ceil", "even"]
 ScaleLayout = Literal["plain", "swizzled", "quads"]
+Activation = Literal["swiglu", "clamped_swiglu"]  # swiglu(h) says what they are
 Form = Literal["rowwise", "colwise"]
 
 _ops = torch.ops.moxie

@@ -89,8 +89,8 @@ TEST_P(SwigluOfEveryGate, HasAGradientWithinOneUlpOfTheReference) {
   };
   const auto expected = run(kRef);
   for (const auto& backend : backends_here()) {
-    // s + z s (1 - s) cancels near its zero at z = -1.28, where an ulp of s is many ulp of the result;
-    // z is alpha * gate where that is clamped.
+    // s + z s (1 - s) cancels near its zero at z = -1.28, where an ulp of s is many ulp of the
+    // result; z is alpha * gate where that is clamped.
     const float alpha = GetParam() == Activation::kSwiglu ? 1.f : kClampAlpha;
     auto actual = run(backend.exec);
     for (size_t i = 0; i < expected.size(); i += 2) {

@@ -193,6 +193,15 @@ def _mlp_of_tokens(device, rows):
     return (x, w13, w2, offs), {"recipe": "mxfp8_rceil", "slot_of": slot_of, "row_of": row_of, "top_k": 2}
 
 
+def _mlp_of_gpt_oss(device, rows):
+    (x, w13, w2, offs), options = _mlp_of_tokens(device, rows)
+    b13, b2 = (torch.randn(4, width, generator=torch.Generator().manual_seed(3)).to(device) for width in (80, 40))
+    stored13, stored2 = (w.mT.contiguous() for w in (w13, w2))
+    weights = torch.rand(rows, 2, generator=torch.Generator().manual_seed(4)).to(device)
+    options |= {"b13": b13, "b2": b2, "weights": weights, "activation": "clamped_swiglu", "w13_layout": "interleaved"}
+    return (x, stored13.mT, stored2.mT, offs), options
+
+
 def _grouped_mm(device, rows, recipe, **kwargs):
     args = _linear(device, rows)
     bias = torch.randn(4, 40, generator=torch.Generator().manual_seed(3)).to(device)
@@ -316,6 +325,15 @@ CASES = [
     Case("grouped_mm-cached", _grouped_mm_cached),
     Case("expert_mlp", _mlp),
     Case("expert_mlp-permuted", _mlp_of_tokens),
+    Case("expert_mlp-gpt_oss", _mlp_of_gpt_oss),
+    Case(
+        "swiglu-clamped",
+        lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"activation": "clamped_swiglu"}),
+    ),
+    Case(
+        "swiglu_quantize_rowwise-clamped",
+        lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"activation": "clamped_swiglu"}),
+    ),
     Case("swiglu", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {})),
     Case("swiglu_backward", _swiglu_backward),
     Case("swiglu_quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0].clamp(-9, 9),), {"rule": "floor"})),

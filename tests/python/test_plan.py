@@ -258,8 +258,8 @@ W, ENDS = torch.randn(2, 128, 256).bfloat16(), torch.tensor([10, 64], dtype=torc
 OPS = torch.ops.moxie
 TAKING_A_SPEC = {
     "_quantize": lambda spec: OPS._quantize(X, ENDS, spec),
-    "_swiglu_quantize": lambda spec: OPS._swiglu_quantize(H, None, spec),
-    "_swiglu_backward_quantize": lambda spec: OPS._swiglu_backward_quantize(X, H, None, spec),
+    "_swiglu_quantize": lambda spec: OPS._swiglu_quantize(H, None, spec, 0),
+    "_swiglu_backward_quantize": lambda spec: OPS._swiglu_backward_quantize(X, H, None, spec, 0),
     "_permute_quantize": lambda spec: OPS._permute_quantize(X, torch.arange(64, dtype=torch.int32), 1, None, spec),
     "_requantize": lambda spec: OPS._requantize(*moxie.quantize_rowwise(X), None, spec),
     "_token_scale": lambda spec: OPS._token_scale(moxie.quantize_rowwise(X)[1], None, 64, 256, spec),

@@ -184,6 +184,56 @@ TEST(Experts, LoadWeightsFromTheCommonLayouts) {
   EXPECT_TRUE(loads({.w13 = w13.mT().unbind(), .w2 = w2.mT().unbind(), .transposed = true}));
 }
 
+// gpt-oss's experts in its own layout give what the same weights give in Moxie's.
+TEST(Experts, TakeGptOssAsItIsStored) {
+  constexpr int64_t kExperts = 3, kDim = 32, kHidden = 48, kRows = 20;
+  const at::Tensor w13 = at::randn({kExperts, kDim, 2 * kHidden}),
+                   b13 = at::randn({kExperts, 2 * kHidden}),
+                   w2 = at::randn({kExperts, kHidden, kDim}), b2 = at::randn({kExperts, kDim});
+  const ExpertWeights given{.w13 = Matrices(w13),
+                            .w2 = Matrices(w2),
+                            .b13 = b13,
+                            .b2 = b2,
+                            .transposed = true,
+                            .interleaved = true};
+  const at::Tensor x = at::randn({kRows, kDim}), dy = at::randn({kRows, kDim});
+  const at::Tensor offs = at::tensor({7, 7, 20}, at::kInt);
+  for (const bool cached : {false, true}) {
+    ExpertsOptions options{.dim = kDim,
+                           .hidden_dim = kHidden,
+                           .num_experts = kExperts,
+                           .weight_cache = cached,
+                           .activation = "clamped_swiglu",
+                           .bias = true};
+    GroupedExperts plain(options);
+    options.w13_layout = "interleaved";
+    options.transposed = true;
+    GroupedExperts stored(options);
+    for (GroupedExperts& experts : {std::ref(plain), std::ref(stored)})
+      experts->load_weights(given);
+    EXPECT_TRUE(at::equal(stored->w13, w13) && at::equal(stored->b13, b13));
+    const at::Tensor y = stored(x, std::optional(offs)), expected = plain(x, std::optional(offs));
+    EXPECT_TRUE(at::equal(y, expected));
+    y.backward(dy);
+    expected.backward(dy);
+    EXPECT_TRUE(at::equal(stored->w2.grad(), plain->w2.grad().mT()));
+    EXPECT_TRUE(at::equal(stored->b2.grad(), plain->b2.grad()));
+    const auto in_turn = [](const at::Tensor& rows) {
+      return rows.unflatten(1, {2, -1}).transpose(1, 2).flatten(1, 2);
+    };
+    EXPECT_TRUE(at::equal(stored->w13.grad(), in_turn(plain->w13.grad()).mT()));
+    EXPECT_TRUE(at::equal(stored->b13.grad(), in_turn(plain->b13.grad())));
+
+    const at::Tensor sum13 = at::zeros_like(w13), sum2 = at::zeros_like(w2);
+    const at::Tensor dw13 = stored->w13.grad().clone(), dw2 = stored->w2.grad().clone();
+    stored->zero_grad();
+    stored->set_main_grads(sum13, sum2);
+    stored(x, std::optional(offs)).backward(dy);
+    EXPECT_TRUE(at::equal(sum13, dw13) && at::equal(sum2, dw2));
+    EXPECT_FALSE(stored->w13.grad().defined());
+  }
+}
+
 TEST(Experts, LoadNothingWhereOneOfTheWeightsDoesNotFit) {
   GroupedExperts experts(ExpertsOptions{.dim = 8, .hidden_dim = 6, .num_experts = 3});
   const at::Tensor before = experts->w13.detach().clone(), w2 = at::randn({3, 8, 6});

@@ -75,11 +75,13 @@ Tensor expert_mlp_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
                            const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
                            const OptionalTensor& slot_of, const OptionalTensor& row_of,
                            int64_t top_k, const OptionalTensor& weights, std::string_view keep,
-                           std::optional<at::ScalarType> x_dtype) {
+                           std::optional<at::ScalarType> x_dtype, std::string_view activation,
+                           const OptionalTensor& b13, const OptionalTensor& b2,
+                           std::string_view w13_layout) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
   ExpertMlpOptions options =
       mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype);
+                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
   return ops::expert_mlp(cast_unless_permuted<kDevice>(x, options), w13, w2, options);
 }
 
@@ -91,11 +93,13 @@ Tensor expert_mlp_stats_autocast(const Tensor& x, const Tensor& w13, const Tenso
                                  const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
                                  const OptionalTensor& row_of, int64_t top_k,
                                  const OptionalTensor& weights, std::string_view keep,
-                                 std::optional<at::ScalarType> x_dtype) {
+                                 std::optional<at::ScalarType> x_dtype, std::string_view activation,
+                                 const OptionalTensor& b13, const OptionalTensor& b2,
+                                 std::string_view w13_layout) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
   ExpertMlpOptions options =
       mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype);
+                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
   return ops::expert_mlp_stats(cast_unless_permuted<kDevice>(x, options), w13, w2, stats, options);
 }
 

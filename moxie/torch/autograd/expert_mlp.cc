@@ -23,6 +23,8 @@ enum Argument : size_t {
   kW13,
   kW2,
   kWeights,
+  kB13,
+  kB2,
   kMainGrad13,
   kMainGrad2,
   kCall,
@@ -37,6 +39,7 @@ enum Saved : size_t {
   kSavedSlotOf,
   kSavedRowOf,
   kSavedWeights,
+  kSavedB2,
   kSavedW13,
   kSavedW13Scale,
   kSavedW2,
@@ -58,27 +61,35 @@ Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Ca
   const ExpertMlpOptions& options = call.options;
   const auto& [up, down] = call.plan;
   const Tensor tokens = x.to(call.rows_dtype(x));
+  // What is quantized already is in order.
+  const bool interleaved = call.layout == W13Layout::kInterleaved;
+  const Tensor rows13 =
+      interleaved && (!options.quantized_w13 || call.stats) ? concatenated(w13) : w13;
+  const OptionalTensor b13 =
+      interleaved && options.b13 ? OptionalTensor(concatenated(*options.b13)) : options.b13;
   Steps steps;
   {
     const QuantizedForms forms =
         quantize_permuted({up, options.offs, Role::kX, Need::kRowwise}, tokens, call.permutation());
     steps.up = linear_forward(up, {.x = tokens,
-                                   .w = w13,
+                                   .w = rows13,
                                    .offs = options.offs,
+                                   .bias = b13,
                                    .quantized_w = options.quantized_w13,
                                    .forms = &forms});
   }
   const Tensor& h = steps.up.y;
   {
     const QuantizedForms forms =
-        quantize_swiglu({down, options.offs, Role::kX, Need::kRowwise}, h, {});
+        quantize_swiglu({down, options.offs, Role::kX, Need::kRowwise}, h, {call.activation});
     steps.down = linear_forward(down, {.x = h,
                                        .w = w2,
                                        .offs = options.offs,
+                                       .bias = options.b2,
                                        .quantized_w = options.quantized_w2,
                                        .forms = &forms});
   }
-  if (call.stats) mlp::add_forward_stats(*call.stats, {tokens, h, w13, w2}, call);
+  if (call.stats) mlp::add_forward_stats(*call.stats, {tokens, h, rows13, w2}, call);
   steps.y = std::move(steps.down.y);
   if (options.weights)
     steps.y = unpermute(steps.y, *options.slot_of, *options.row_of, x.sym_size(0), options.weights);
@@ -104,6 +115,7 @@ variable_list saved_of(const Tensor& x, const Steps& steps, const Call& call, co
     saved[kSavedRowOf] = *options.row_of;
   }
   if (options.weights) saved[kSavedWeights] = *options.weights;
+  if (options.b2 && needs.weights) saved[kSavedB2] = *options.b2;
   const auto keep = [&](const Quantized& w_t, size_t at) {
     saved[at] = w_t.data;
     saved[at + 1] = w_t.scale.value_or(Tensor());
@@ -127,9 +139,26 @@ Tensor take_h(variable_list& saved, at::ScalarType dtype, const SavedMemory& mem
   return h;
 }
 
+// dw13 as w13 lies; undefined where it was added to main_grad.
+Tensor wgrad13(const Plan& plan, const WgradArgs& args, W13Layout layout) {
+  if (layout == W13Layout::kConcatenated) return linear_wgrad(plan, args);
+  const OptionalTensor& main_grad = args.main_grad;
+  const Tensor dw =
+      linear_wgrad(plan, {.dy_t = args.dy_t,
+                          .x_t = args.x_t,
+                          .rows = args.rows,
+                          .offs = args.offs,
+                          .main_grad = std::nullopt,
+                          .w_dtype = main_grad ? main_grad->scalar_type() : args.w_dtype});
+  if (!main_grad) return interleaved(dw);
+  halves_of_interleaved(*main_grad).add_(dw.unflatten(1, {2, -1}));
+  return {};
+}
+
 struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w13, const Tensor& w2,
-                        const OptionalTensor& /*weights*/, const OptionalTensor& main_grad13,
+                        const OptionalTensor& /*weights*/, const OptionalTensor& b13,
+                        const OptionalTensor& b2, const OptionalTensor& main_grad13,
                         const OptionalTensor& main_grad2, const Call* call, const Needs* needs) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     const Steps steps = run_forward(x, w13, w2, *call);
@@ -155,6 +184,10 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     data["y_dtype"] = steps.y.scalar_type();
     data["w13_dtype"] = w13.scalar_type();
     data["w2_dtype"] = w2.scalar_type();
+    if (b13) data["b13_dtype"] = b13->scalar_type();
+    if (b2) data["b2_dtype"] = b2->scalar_type();
+    data["activation"] = static_cast<int64_t>(call->activation);
+    data["w13_layout"] = static_cast<int64_t>(call->layout);
     return steps.y;
   }
 
@@ -174,11 +207,19 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const OptionalTensor weights = defined(saved[kSavedWeights]);
     // With weights, dy is of tokens.
     const Permutation of_dy = weights ? permutation : Permutation{};
-    const RoutingWeights by_row{weights, weights ? permutation.slot_of : std::nullopt};
+    const RowActivation glu{static_cast<Activation>(data["activation"].toInt()), weights,
+                            weights ? permutation.slot_of : std::nullopt};
+    const auto layout = static_cast<W13Layout>(data["w13_layout"].toInt());
+    const auto has = [&](const char* name) { return data.find(name) != data.end(); };
+    // torch counts the tensors that were given, in the order of Argument.
+    size_t next = kWeights;
+    const auto needs_optional = [&](bool given) { return given && ctx->needs_input_grad(next++); };
     const Needs needs{.x = ctx->needs_input_grad(kX),
                       .w13 = ctx->needs_input_grad(kW13),
                       .w2 = ctx->needs_input_grad(kW2),
-                      .weights = weights && ctx->needs_input_grad(kWeights)};
+                      .weights = needs_optional(weights.has_value()),
+                      .b13 = needs_optional(has("b13_dtype")),
+                      .b2 = needs_optional(has("b2_dtype"))};
     if (!needs.any()) return out;
     // An error below, such as no memory left, may come after tensors of the graph were freed.
     TORCH_CHECK(data.find("began") == data.end(), kOp,
@@ -199,17 +240,28 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     Tensor h = take_h(saved, dtype_of("h_dtype"), memory);
     const c10::SymInt rows = h.sym_size(0);
     if (const OptionalTensor stats = find_tensor(data, "stats"))
-      mlp::add_backward_stats(*stats,
-                              {dy, da, h, of_dy, by_row, offs, data["recipe"].toStringRef()});
+      mlp::add_backward_stats(*stats, {dy, da, h, of_dy, glu, offs, data["recipe"].toStringRef()});
     QuantizedForms a;
-    if (needs.w2) a = quantize_swiglu({plan2, offs, Role::kX, Need::kColwise}, h, by_row);
+    if (needs.w2) a = quantize_swiglu({plan2, offs, Role::kX, Need::kColwise}, h, glu);
     SwigluGrads of_h;
     if (needs.da())
       of_h = quantize_swiglu_backward(
-          {plan13, offs, Role::kDy, need_of_dy(needs.x, needs.w13 || !needs.x)}, da, h, by_row);
-    if (needs.weights) out[kWeights] = of_h.dweights;
+          {plan13, offs, Role::kDy, need_of_dy(needs.x, needs.w13 || !needs.x)}, da, h, glu,
+          needs.b13 ? Values::kWanted : Values::kNotWanted);
     da.reset();
     memory.release(h);
+    if (needs.b13) {
+      const Tensor sums = sum_groups(of_h.values, offs).to(dtype_of("b13_dtype"));
+      out[kB13] = layout == W13Layout::kInterleaved ? interleaved(sums) : sums;
+      of_h.values.reset();
+    }
+    const mlp::BiasArgs of_b2{dy, offs, of_dy, weights};
+    if (needs.b2) out[kB2] = mlp::b2_gradient(of_b2).to(dtype_of("b2_dtype"));
+    if (needs.weights) {
+      out[kWeights] = of_h.dweights;
+      if (has("b2_dtype"))
+        out[kWeights] = of_h.dweights.add(mlp::b2_weight_gradient(of_b2, saved[kSavedB2]));
+    }
     if (needs.w2)
       out[kW2] = linear_wgrad(plan2, {.dy_t = dy_forms.colwise,
                                       .x_t = a.colwise,
@@ -233,12 +285,14 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       const Tensor x = saved[kSavedX].to(dtype_of("rows_dtype"));
       const QuantizedForms x_forms =
           quantize_permuted({plan13, offs, Role::kX, Need::kColwise}, x, permutation);
-      out[kW13] = linear_wgrad(plan13, {.dy_t = of_h.dh.colwise,
-                                        .x_t = x_forms.colwise,
-                                        .rows = rows,
-                                        .offs = offs,
-                                        .main_grad = find_tensor(data, "main_grad13"),
-                                        .w_dtype = dtype_of("w13_dtype")});
+      out[kW13] = wgrad13(plan13,
+                          {.dy_t = of_h.dh.colwise,
+                           .x_t = x_forms.colwise,
+                           .rows = rows,
+                           .offs = offs,
+                           .main_grad = find_tensor(data, "main_grad13"),
+                           .w_dtype = dtype_of("w13_dtype")},
+                          layout);
     }
     return out;
   }
@@ -256,15 +310,17 @@ Tensor call_expert_mlp(const mlp::Args& args, const OptionalTensor& stats) {
       needs = {.x = wants_grad(x),
                .w13 = wants_grad(w13),
                .w2 = wants_grad(w2),
-               .weights = options.weights && wants_grad(*options.weights)};
+               .weights = options.weights && wants_grad(*options.weights),
+               .b13 = options.b13 && wants_grad(*options.b13),
+               .b2 = options.b2 && wants_grad(*options.b2)};
     Call call = mlp::checked_call(args, needs);
     if (stats) {
       mlp::check_stats(*stats, x);
       call.stats = stats;
     }
     if constexpr (kAutograd == Autograd::kYes)
-      return ExpertMlp::apply(x, w13, w2, options.weights, options.main_grad13, options.main_grad2,
-                              &call, &needs);
+      return ExpertMlp::apply(x, w13, w2, options.weights, options.b13, options.b2,
+                              options.main_grad13, options.main_grad2, &call, &needs);
     return run_forward(x, w13, w2, call).y;
   });
 }
@@ -276,10 +332,12 @@ Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
                          const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
                          const OptionalTensor& slot_of, const OptionalTensor& row_of, int64_t top_k,
                          const OptionalTensor& weights, std::string_view keep,
-                         std::optional<at::ScalarType> x_dtype) {
+                         std::optional<at::ScalarType> x_dtype, std::string_view activation,
+                         const OptionalTensor& b13, const OptionalTensor& b2,
+                         std::string_view w13_layout) {
   const ExpertMlpOptions options =
       mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype);
+                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
   return call_expert_mlp<kAutograd>({x, w13, w2, options}, {});
 }
 
@@ -291,10 +349,12 @@ Tensor expert_mlp_stats_kernel(const Tensor& x, const Tensor& w13, const Tensor&
                                const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
                                const OptionalTensor& row_of, int64_t top_k,
                                const OptionalTensor& weights, std::string_view keep,
-                               std::optional<at::ScalarType> x_dtype) {
+                               std::optional<at::ScalarType> x_dtype, std::string_view activation,
+                               const OptionalTensor& b13, const OptionalTensor& b2,
+                               std::string_view w13_layout) {
   const ExpertMlpOptions options =
       mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype);
+                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
   return call_expert_mlp<kAutograd>({x, w13, w2, options}, stats);
 }
 

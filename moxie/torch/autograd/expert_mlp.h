@@ -3,6 +3,7 @@
 
 #include "moxie/torch/autograd/linear.h"
 #include "moxie/torch/ops.h"
+#include "moxie/torch/w13_layout.h"
 
 namespace moxie::ops::mlp {
 
@@ -19,6 +20,8 @@ struct Args {
 struct Call {
   MlpPlan plan;
   Keep keep;
+  Activation activation;
+  W13Layout layout;
   const ExpertMlpOptions& options;
   OptionalTensor stats = std::nullopt;  // f64 [2, 6, 5]
 
@@ -30,11 +33,11 @@ struct Call {
 
 // Whose gradients are wanted.
 struct Needs {
-  bool x = false, w13 = false, w2 = false, weights = false;
+  bool x = false, w13 = false, w2 = false, weights = false, b13 = false, b2 = false;
 
-  bool dh() const { return x || w13; }
+  bool dh() const { return x || w13 || b13; }
   bool da() const { return dh() || weights; }
-  bool any() const { return da() || w2; }
+  bool any() const { return da() || w2 || b2; }
 };
 
 // Checks all arguments, then decides.
@@ -42,14 +45,13 @@ Call checked_call(const Args& args, const Needs& needs);
 void check_stats(const Tensor& stats, const Tensor& x);
 
 // The arguments in the order of the schema, as options.
-inline ExpertMlpOptions options_of(const OptionalTensor& offs, std::string_view recipe,
-                                   const OptionalTensors& quantized_w13,
-                                   const OptionalTensors& quantized_w2,
-                                   const OptionalTensor& main_grad13,
-                                   const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
-                                   const OptionalTensor& row_of, int64_t top_k,
-                                   const OptionalTensor& weights, std::string_view keep,
-                                   std::optional<at::ScalarType> x_dtype) {
+inline ExpertMlpOptions options_of(
+    const OptionalTensor& offs, std::string_view recipe, const OptionalTensors& quantized_w13,
+    const OptionalTensors& quantized_w2, const OptionalTensor& main_grad13,
+    const OptionalTensor& main_grad2, const OptionalTensor& slot_of, const OptionalTensor& row_of,
+    int64_t top_k, const OptionalTensor& weights, std::string_view keep,
+    std::optional<at::ScalarType> x_dtype, std::string_view activation, const OptionalTensor& b13,
+    const OptionalTensor& b2, std::string_view w13_layout) {
   return {.offs = offs,
           .recipe = recipe,
           .quantized_w13 = quantized_w13,
@@ -61,7 +63,11 @@ inline ExpertMlpOptions options_of(const OptionalTensor& offs, std::string_view 
           .top_k = top_k,
           .weights = weights,
           .keep = keep,
-          .x_dtype = x_dtype};
+          .x_dtype = x_dtype,
+          .activation = activation,
+          .b13 = b13,
+          .b2 = b2,
+          .w13_layout = w13_layout};
 }
 
 // What quantization loses of the operands of both products (stats.h), added to stats.
@@ -73,10 +79,24 @@ void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Cal
 struct BackwardOperands {
   const Tensor &dy, &da, &h;  // dy tokens or rows
   Permutation permutation;    // of dy
-  RoutingWeights by_row;
+  RowActivation glu;
   const OptionalTensor& offs;
   std::string_view recipe;
 };
 void add_backward_stats(const Tensor& stats, const BackwardOperands& of);
+
+// ---- what b2 adds to backward (expert_mlp_bias.cc) ----
+
+struct BiasArgs {
+  const Tensor& dy;  // rows, or with weights tokens
+  const OptionalTensor& offs;
+  const Permutation& of_dy;
+  const OptionalTensor& weights;
+};
+// [G, D], f32: the sum of dy, or of weight * dy, over the rows of each group.
+Tensor b2_gradient(const BiasArgs& args);
+// [T, k]: the products of each token's dy with b2 of the experts its slots go to, which are part of
+// the gradient of the weights.
+Tensor b2_weight_gradient(const BiasArgs& args, const Tensor& b2);
 
 }  // namespace moxie::ops::mlp

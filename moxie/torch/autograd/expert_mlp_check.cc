@@ -1,4 +1,5 @@
 #include "moxie/torch/autograd/expert_mlp.h"
+#include "moxie/torch/ops/activation.h"
 #include "moxie/torch/stats.h"
 
 namespace moxie::ops::mlp {
@@ -41,6 +42,22 @@ void check_weights(const Tensor& x, const ExpertMlpOptions& options) {
   check_device(weights, x);
 }
 
+W13Layout parse_layout(std::string_view text) {
+  if (text == "concatenated") return W13Layout::kConcatenated;
+  TORCH_CHECK_VALUE(text == "interleaved", kOp,
+                    ": w13_layout must be 'concatenated' or 'interleaved', got '", text, "'");
+  return W13Layout::kInterleaved;
+}
+
+void check_bias(const Recipe& recipe, const char* argument, const OptionalTensor& bias,
+                const SymShape& shape, const Tensor& x) {
+  if (!bias) return;
+  const Input input{kOp, argument, *bias};
+  if (!recipe.keeps_dtype) check_float(input);
+  check_shape(input, shape);
+  check_device(input, x);
+}
+
 }  // namespace
 
 void check_stats(const Tensor& stats, const Tensor& x) {
@@ -55,6 +72,8 @@ Call checked_call(const Args& args, const Needs& needs) {
   const auto& [x, w13, w2, options] = args;
   const Recipe recipe = parse_recipe(options.recipe, kOp);
   const Keep keep = parse_keep(options.keep);
+  const Activation activation = parse_activation(kOp, options.activation);
+  const W13Layout layout = parse_layout(options.w13_layout);
   const at::ScalarType dtype = options.x_dtype.value_or(at::kFloat);
   TORCH_CHECK_TYPE(dtype == at::kFloat || dtype == at::kBFloat16 || recipe.keeps_dtype, kOp,
                    ": x_dtype must be torch.bfloat16 or torch.float32, got ", dtype_name(dtype));
@@ -78,11 +97,14 @@ Call checked_call(const Args& args, const Needs& needs) {
   check_weight(recipe, of_w2);
   check_device({kOp, "w2", w2}, x);
   check_shape({kOp, "w2", w2}, {w13.sym_size(0), w2.sym_size(1), width / 2});
+  check_bias(recipe, "b13", options.b13, {w13.sym_size(0), width}, x);
+  check_bias(recipe, "b2", options.b2, {w2.sym_size(0), w2.sym_size(1)}, x);
 
   PlanArgs up_args =
       plan_args(recipe, up, {.dx = needs.x, .dw = needs.w13, .main_grad = options.main_grad13});
   up_args.x = up_args.dx = options.x_dtype.value_or(x.scalar_type());
   up_args.y = recipe.out.value_or(up_args.x);
+  if (layout == W13Layout::kInterleaved) up_args.adds_to_main_grad = false;
   // h has the rows of x.
   const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.top_k};
   PlanArgs down_args =
@@ -95,7 +117,7 @@ Call checked_call(const Args& args, const Needs& needs) {
   take_quantized_w(plan.up, of_w13);
   take_quantized_w(plan.down, of_w2);
   plan.up.kept_x = plan.down.kept_x = KeptX::kNothing;  // backward makes them again from x and h
-  return {plan, keep, options};
+  return {plan, keep, activation, layout, options};
 }
 
 }  // namespace moxie::ops::mlp

@@ -17,9 +17,12 @@ Tensor rows_of(const Tensor& tokens, const Permutation& permutation) {
 
 void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Call& call) {
   const ExpertMlpOptions& options = call.options;
-  const Tensor x = rows_of(of.x, call.permutation()), a = swiglu(of.h);
+  const Tensor x = rows_of(of.x, call.permutation());
+  const Tensor a = RowActivation{call.activation}.forward(of.h);
   const Tensor a_t =
-      options.weights ? weighted_swiglu(of.h, *options.weights, *options.slot_of) : a;
+      options.weights
+          ? RowActivation{call.activation, options.weights, options.slot_of}.forward(of.h)
+          : a;
   const auto of_product = [&](const ForwardParts& parts) {
     const Tensor forward = stats_of_forward(parts, options.offs, options.recipe);
     return at::cat({forward, forward.new_zeros({kNumStatsParts - kForwardParts, kNumStats})});
@@ -29,16 +32,13 @@ void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Cal
 }
 
 void add_backward_stats(const Tensor& stats, const BackwardOperands& of) {
-  const auto& [weights, slot_of] = of.by_row;
   const auto add = [&](int64_t product, const Tensor& dy) {
     stats[product]
         .narrow(0, kForwardParts, kNumStatsParts - kForwardParts)
         .add_(stats_of_gradient(dy, of.offs, of.recipe));
   };
   add(1, rows_of(of.dy, of.permutation));
-  if (!of.da.defined()) return;
-  add(0, weights ? std::get<0>(weighted_swiglu_backward(of.da, of.h, *weights, *slot_of))
-                 : swiglu_backward(of.da, of.h));
+  if (of.da.defined()) add(0, std::get<0>(of.glu.backward(of.da, of.h)));
 }
 
 }  // namespace moxie::ops::mlp

@@ -10,6 +10,9 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
+// A view of matrices that are stored transposed, [in, out].
+bool is_transposed(const Tensor& w) { return w.dim() == 3 && w.mT().is_contiguous(); }
+
 void check_values(const Recipe& recipe, const Input& input) {
   if (!recipe.keeps_dtype) check_float(input);
 }
@@ -35,9 +38,10 @@ void check_main_grad(const Recipe& recipe, const WeightArgs& args) {
   check_device(input, args.w);
   TORCH_CHECK_VALUE(!main_grad.requires_grad(), input.op, ": ", input.name,
                     " must not require grad");
-  TORCH_CHECK_VALUE(main_grad.is_contiguous(), input.op, ": ", input.name,
-                    " is added to in place and must be contiguous, got strides ",
-                    main_grad.sym_strides());
+  const bool transposed = is_transposed(args.w) && is_transposed(main_grad);
+  TORCH_CHECK_VALUE(main_grad.is_contiguous() || transposed, input.op, ": ", input.name,
+                    " is added to in place and must be contiguous, or transposed where ",
+                    args.names.w, " is, got strides ", main_grad.sym_strides());
 }
 
 // Checks the values of offs, if the host can read them.
@@ -101,8 +105,8 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
   if (needs.main_grad) {
     problem.dw = needs.main_grad->scalar_type();
     // In a traced graph the addition is a separate op, because inductor rejects an op that mutates
-    // one argument while another is e8m0.
-    problem.adds_to_main_grad = !is_traced(args.x);
+    // one argument while another is e8m0. So it is to a transposed main_grad.
+    problem.adds_to_main_grad = !is_traced(args.x) && needs.main_grad->is_contiguous();
   }
   if (args.mx) problem.quantized_x = parse_block(args.mx->block, "x", "block");
   return problem;
@@ -166,7 +170,7 @@ Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
 Tensor linear_wgrad(const Plan& plan, const WgradArgs& args) {
   const auto& [dy_t, x_t, rows, offs, main_grad, w_dtype] = args;
   const int64_t pass = pack(pass_of(plan, Pass::kWgrad));
-  if (main_grad && !is_traced(dy_t.data)) {
+  if (main_grad && !is_traced(dy_t.data) && main_grad->is_contiguous()) {
     packed::grouped_wgrad_add_(*main_grad, dy_t.data, dy_t.scale, x_t.data, x_t.scale, rows, offs,
                                pass);
     return {};

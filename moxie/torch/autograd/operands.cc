@@ -1,6 +1,7 @@
 #include "moxie/torch/autograd/operands.h"
 
 #include "moxie/torch/ops.h"
+#include "moxie/torch/ops/activation.h"
 
 namespace moxie::ops {
 namespace {
@@ -43,27 +44,33 @@ QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x) {
   return forms;
 }
 
+Tensor RowActivation::forward(const Tensor& h) const {
+  return weights ? weighted_swiglu(h, *weights, *slot_of, pack(activation))
+                 : swiglu(h, name(activation));
+}
+
+std::tuple<Tensor, Tensor> RowActivation::backward(const Tensor& da, const Tensor& h) const {
+  if (!weights) return {swiglu_backward(da, h, name(activation)), Tensor()};
+  return weighted_swiglu_backward(da, h, *weights, *slot_of, pack(activation));
+}
+
 QuantizedForms quantize_swiglu(const FormsWanted& wanted, const Tensor& h,
-                               const RoutingWeights& by_row) {
-  const auto& [weights, slot_of] = by_row;
-  if (fuses(wanted)) {
-    const auto made = packed::swiglu_quantize(h, wanted.offs, spec_of(wanted), weights, slot_of);
-    return as_forms(made, wanted.need);
-  }
-  return quantize_tokens(wanted, weights ? weighted_swiglu(h, *weights, *slot_of) : swiglu(h));
+                               const RowActivation& glu) {
+  if (!fuses(wanted)) return quantize_tokens(wanted, glu.forward(h));
+  const auto made = packed::swiglu_quantize(h, wanted.offs, spec_of(wanted), pack(glu.activation),
+                                            glu.weights, glu.slot_of);
+  return as_forms(made, wanted.need);
 }
 
 SwigluGrads quantize_swiglu_backward(const FormsWanted& wanted, const Tensor& da, const Tensor& h,
-                                     const RoutingWeights& by_row) {
-  const auto& [weights, slot_of] = by_row;
-  if (fuses(wanted)) {
-    const auto made =
-        packed::swiglu_backward_quantize(da, h, wanted.offs, spec_of(wanted), weights, slot_of);
-    return {as_forms(made, wanted.need), weights ? made.back() : Tensor()};
+                                     const RowActivation& glu, Values values) {
+  if (!fuses(wanted) || values == Values::kWanted) {
+    const auto [dh, dweights] = glu.backward(da, h);
+    return {quantize_tokens(wanted, dh), dweights, values == Values::kWanted ? dh : Tensor()};
   }
-  if (!weights) return {quantize_tokens(wanted, swiglu_backward(da, h)), {}};
-  const auto [dh, dweights] = weighted_swiglu_backward(da, h, *weights, *slot_of);
-  return {quantize_tokens(wanted, dh), dweights};
+  const auto made = packed::swiglu_backward_quantize(
+      da, h, wanted.offs, spec_of(wanted), pack(glu.activation), glu.weights, glu.slot_of);
+  return {as_forms(made, wanted.need), glu.weights ? made.back() : Tensor(), {}};
 }
 
 QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,

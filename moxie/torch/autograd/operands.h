@@ -1,6 +1,7 @@
 // Quantizes x, w and dy to the operands of the three passes, as the call's plan says.
 #pragma once
 
+#include "moxie/core/swiglu/activation.h"
 #include "moxie/torch/mx_tensor.h"
 #include "moxie/torch/plan/specs.h"
 
@@ -22,21 +23,28 @@ struct FormsWanted {
 // x or dy [R, C]
 QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x);
 
-// The routing weights of rows; both absent if rows have none.
-struct RoutingWeights {
+// What becomes of the rows of h, and the routing weights of rows: both absent where rows have none.
+struct RowActivation {
+  Activation activation = Activation::kSwiglu;
   OptionalTensor weights = std::nullopt;  // [T, k]
   OptionalTensor slot_of = std::nullopt;  // [R]
+
+  Tensor forward(const Tensor& h) const;  // a, in high precision
+  // dh in high precision, and the gradient of the weights, undefined without weights.
+  std::tuple<Tensor, Tensor> backward(const Tensor& da, const Tensor& h) const;
 };
 // Quantize the result of swiglu, swiglu_backward or permute: in one fused op if the plan fuses,
 // else in two ops.
 QuantizedForms quantize_swiglu(const FormsWanted& wanted, const Tensor& h,
-                               const RoutingWeights& by_row);
+                               const RowActivation& glu);
 struct SwigluGrads {
   QuantizedForms dh;
   Tensor dweights;  // undefined without weights
+  Tensor values;    // dh before it is quantized, where wanted: then the two ops are not one
 };
+enum class Values : bool { kNotWanted, kWanted };
 SwigluGrads quantize_swiglu_backward(const FormsWanted& wanted, const Tensor& da, const Tensor& h,
-                                     const RoutingWeights& by_row);
+                                     const RowActivation& glu, Values values);
 QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,
                                  const Permutation& permutation);
 // w [G, N, K]

@@ -10,20 +10,24 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 struct Swiglu : torch::autograd::Function<Swiglu> {
-  static Tensor forward(AutogradContext* ctx, const Tensor& h) {
+  static Tensor forward(AutogradContext* ctx, const Tensor& h, std::string_view activation) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     ctx->save_for_backward({h});
-    return ops::swiglu(h);
+    ctx->saved_data["activation"] = std::string(activation);
+    return ops::swiglu(h, activation);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
-    if (!grads[0].defined()) return {Tensor()};
+    if (!grads[0].defined()) return {Tensor(), Tensor()};
     const Tensor h = saved_for_backward(ctx, "swiglu")[0];
-    return {ops::swiglu_backward(grads[0].to(h.scalar_type()), h)};
+    const std::string& activation = ctx->saved_data["activation"].toStringRef();
+    return {ops::swiglu_backward(grads[0].to(h.scalar_type()), h, activation), Tensor()};
   }
 };
 
-Tensor swiglu_autograd(const Tensor& h) { return Swiglu::apply(h); }
+Tensor swiglu_autograd(const Tensor& h, std::string_view activation) {
+  return Swiglu::apply(h, activation);
+}
 
 }  // namespace
 

@@ -1,4 +1,5 @@
-// The MLPs of all experts, w13 [E, 2F, D] (the gate above the up projection) and w2 [E, D, F].
+// The MLPs of all experts, w13 [E, 2F, D] (the gate above the up projection) and w2 [E, D, F], or
+// stored as the options say.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -20,9 +21,13 @@ struct ExpertsOptions {
   int64_t hidden_dim = 0;
   int64_t num_experts = 1;
   std::string recipe = "mxfp8_rceil_128";
-  bool weight_cache = false;   // then call refresh() after every optimizer step
-  bool collect_stats = false;  // quantizable.h
-  std::string keep = "h";      // what waits for backward: h, or h_fp8 (docs/MOE.md)
+  bool weight_cache = false;                // then call refresh() after every optimizer step
+  bool collect_stats = false;               // quantizable.h
+  std::string keep = "h";                   // what waits for backward: h, or h_fp8 (docs/MOE.md)
+  std::string activation = "swiglu";        // or clamped_swiglu
+  bool bias = false;                        // b13 [E, 2F] and b2 [E, D]
+  std::string w13_layout = "concatenated";  // or interleaved: rows of gate and up alternate
+  bool transposed = false;                  // w13 is stored [E, D, 2F], w2 [E, F, D]
   at::TensorOptions tensor = {};
 };
 
@@ -35,11 +40,13 @@ struct Matrices {
 
 // Weights as other models keep them; whatever is absent stays as it is.
 struct ExpertWeights {
-  std::optional<Matrices> w1 = std::nullopt;   // gate [E, F, D], with w3
-  std::optional<Matrices> w3 = std::nullopt;   // up [E, F, D]
-  std::optional<Matrices> w13 = std::nullopt;  // [E, 2F, D]
-  std::optional<Matrices> w2 = std::nullopt;   // [E, D, F]
-  bool transposed = false;                     // matrices are [in, out], as x.matmul(w) takes them
+  std::optional<Matrices> w1 = std::nullopt;                        // gate [E, F, D], with w3
+  std::optional<Matrices> w3 = std::nullopt;                        // up [E, F, D]
+  std::optional<Matrices> w13 = std::nullopt;                       // [E, 2F, D]
+  std::optional<Matrices> w2 = std::nullopt;                        // [E, D, F]
+  std::optional<at::Tensor> b13 = std::nullopt, b2 = std::nullopt;  // [E, 2F], [E, D]
+  bool transposed = false;   // matrices are [in, out], as x.matmul(w) takes them
+  bool interleaved = false;  // rows of gate and up alternate in w13 and b13
 };
 
 class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
@@ -59,14 +66,22 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   // Copies weights in, all of them or, where one does not fit, none.
   void load_weights(const ExpertWeights& weights);
 
+  // Backward adds dw13 and dw2 to these, f32 and of the shape of their weights, and leaves .grad
+  // alone. Undefined tensors end that.
+  void set_main_grads(const at::Tensor& of_w13, const at::Tensor& of_w2);
+
   const ExpertsOptions& options() const { return options_; }
   at::Tensor w13, w2;
+  at::Tensor b13, b2;  // undefined without bias
 
  private:
+  Stored stored13() const;
+  Stored stored2() const { return {.transposed = options_.transposed}; }
   bool has_moved() const;  // to another device than the caches, which are none of its buffers
 
   ExpertsOptions options_;
   std::optional<WeightCache> cache13_, cache2_;
+  at::Tensor main_grad13_, main_grad2_;
 };
 TORCH_MODULE(GroupedExperts);
 

@@ -15,6 +15,10 @@ MoeImpl::MoeImpl(const MoeOptions& options) {
                             .weight_cache = options.weight_cache,
                             .collect_stats = options.collect_stats,
                             .keep = options.keep,
+                            .activation = options.activation,
+                            .bias = options.bias,
+                            .w13_layout = options.w13_layout,
+                            .transposed = options.transposed,
                             .tensor = options.router.tensor};
   experts = register_module("experts", GroupedExperts(of_experts));
   if (options.shared_hidden_dim > 0) {

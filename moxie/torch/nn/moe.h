@@ -14,7 +14,12 @@ struct MoeOptions {
   std::string recipe = "mxfp8_rceil_128";
   bool weight_cache = false;
   bool collect_stats = false;
-  std::string keep = "h";  // ExpertsOptions
+  // ExpertsOptions, of the routed experts and the shared one:
+  std::string keep = "h";
+  std::string activation = "swiglu";
+  bool bias = false;
+  std::string w13_layout = "concatenated";
+  bool transposed = false;
 };
 
 class MoeImpl : public torch::nn::Module {

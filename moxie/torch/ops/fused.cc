@@ -2,6 +2,7 @@
 #include "moxie/core/permute/permute_quantize.h"
 #include "moxie/core/swiglu/swiglu_quantize.h"
 #include "moxie/torch/exec.h"
+#include "moxie/torch/ops/activation.h"
 #include "moxie/torch/ops/quantize.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/ops/row_weights.h"
@@ -22,11 +23,12 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
-// Weights and slot_of come together, or neither.
-struct WeightArgs {
+// How rows go through swiglu. Weights and slot_of come together, or neither.
+struct GluArgs {
+  Activation activation;
   OptionalTensor weights = std::nullopt, slot_of = std::nullopt;
 
-  explicit operator bool() const { return weights.has_value(); }
+  bool is_weighted() const { return weights.has_value(); }
   void check(const char* op, const Tensor& h) const {
     TORCH_CHECK_VALUE(weights.has_value() == slot_of.has_value(), op,
                       ": give weights and slot_of together, or neither");
@@ -39,60 +41,64 @@ struct WeightArgs {
 };
 
 std::vector<Tensor> swiglu_quantize(const char* op, const Tensor& h, const OptionalTensor& offs,
-                                    const QuantizeSpec& spec, const WeightArgs& by_row) {
+                                    const QuantizeSpec& spec, const GluArgs& glu) {
   const SymShape a = check_h(op, h);
-  by_row.check(op, h);
+  glu.check(op, h);
   check_offs(op, offs, h);
   const auto out = allocate(forms_results({op, a, offs, spec}), h);
   if (h.is_meta()) return out;
   const DeviceScope scope(h.device());
   const Tensor from = dense(h);
   const OptionalTensor ends = dense(offs);
-  const auto of = by_row.dense();
+  const auto of = glu.dense();
   moxie::swiglu_quantize({.h = const_float_view(from),
                           .forms = forms_in(spec, ends, out),
-                          .weights = of ? std::optional(of->view()) : std::nullopt},
+                          .weights = of ? std::optional(of->view()) : std::nullopt,
+                          .activation = glu.activation},
                          scope.exec());
   return out;
 }
 
 Two swiglu_quantize_rowwise(const Tensor& h, const OptionalTensor& offs, Text block, Text rule,
-                            Text layout) {
+                            Text layout, Text activation) {
   constexpr const char* kOp = "swiglu_quantize_rowwise";
   return with_op(kOp, [&] {
-    return two(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {block, {}, rule, layout}), {}));
+    return two(swiglu_quantize(kOp, h, offs, parse_forms(kOp, {block, {}, rule, layout}),
+                               {parse_activation(kOp, activation)}));
   });
 }
 
 Four swiglu_quantize_both(const Tensor& h, const OptionalTensor& offs, Text rowwise, Text colwise,
-                          Text rule, Text layout) {
+                          Text rule, Text layout, Text activation) {
   constexpr const char* kOp = "swiglu_quantize_both";
   return with_op(kOp, [&] {
     const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
-    return four(swiglu_quantize(kOp, h, offs, spec, {}));
+    return four(swiglu_quantize(kOp, h, offs, spec, {parse_activation(kOp, activation)}));
   });
 }
 
 std::vector<Tensor> swiglu_quantize_packed(const Tensor& h, const OptionalTensor& offs,
-                                           int64_t spec, const OptionalTensor& weights,
+                                           int64_t spec, int64_t activation,
+                                           const OptionalTensor& weights,
                                            const OptionalTensor& slot_of) {
   constexpr const char* kOp = "swiglu_quantize";
   return with_op(kOp, [&] {
-    return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec, kOp), {weights, slot_of});
+    return swiglu_quantize(kOp, h, offs, unpack<QuantizeSpec>(spec, kOp),
+                           {unpack_activation(kOp, activation), weights, slot_of});
   });
 }
 
 std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, const Tensor& h,
                                              const OptionalTensor& offs, const QuantizeSpec& spec,
-                                             const WeightArgs& by_row) {
+                                             const GluArgs& glu) {
   check_shape({op, "da", da}, check_h(op, h));
   check_device({op, "da", da}, h);
   TORCH_CHECK_TYPE(da.scalar_type() == h.scalar_type(), op, ": da must be ", h.scalar_type(),
                    " as h, got ", da.scalar_type());
   check_offs(op, offs, h);
-  by_row.check(op, h);
+  glu.check(op, h);
   Results results = forms_results({op, sym_shape(h), offs, spec});
-  if (by_row) results.push_back(weight_gradient_of(*by_row.weights));
+  if (glu.is_weighted()) results.push_back(weight_gradient_of(*glu.weights));
   const auto out = allocate(results, h);
   if (h.is_meta()) return out;
   const DeviceScope scope(h.device());
@@ -100,8 +106,9 @@ std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, c
   const OptionalTensor ends = dense(offs);
   SwigluBackwardQuantizeArgs args{.da = const_float_view(grad),
                                   .h = const_float_view(from),
-                                  .forms = forms_in(spec, ends, out)};
-  const auto of = by_row.dense();
+                                  .forms = forms_in(spec, ends, out),
+                                  .activation = glu.activation};
+  const auto of = glu.dense();
   Tensor workspace;
   if (of) {
     workspace = weight_gradient_workspace(da);
@@ -112,22 +119,25 @@ std::vector<Tensor> swiglu_backward_quantize(const char* op, const Tensor& da, c
 }
 
 Four swiglu_backward_quantize_both(const Tensor& da, const Tensor& h, const OptionalTensor& offs,
-                                   Text rowwise, Text colwise, Text rule, Text layout) {
+                                   Text rowwise, Text colwise, Text rule, Text layout,
+                                   Text activation) {
   constexpr const char* kOp = "swiglu_backward_quantize_both";
   return with_op(kOp, [&] {
     const QuantizeSpec spec = parse_forms(kOp, {rowwise, colwise, rule, layout});
-    return four(swiglu_backward_quantize(kOp, da, h, offs, spec, {}));
+    return four(
+        swiglu_backward_quantize(kOp, da, h, offs, spec, {parse_activation(kOp, activation)}));
   });
 }
 
 std::vector<Tensor> swiglu_backward_quantize_packed(const Tensor& da, const Tensor& h,
                                                     const OptionalTensor& offs, int64_t spec,
+                                                    int64_t activation,
                                                     const OptionalTensor& weights,
                                                     const OptionalTensor& slot_of) {
   constexpr const char* kOp = "swiglu_backward_quantize";
   return with_op(kOp, [&] {
     return swiglu_backward_quantize(kOp, da, h, offs, unpack<QuantizeSpec>(spec, kOp),
-                                    {weights, slot_of});
+                                    {unpack_activation(kOp, activation), weights, slot_of});
   });
 }
 

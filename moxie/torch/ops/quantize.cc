@@ -3,6 +3,8 @@
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/where.h>
 
+#include <algorithm>
+
 #include "moxie/core/layout/parse.h"
 #include "moxie/core/row_scale/row_scale.h"
 #include "moxie/torch/exec.h"
@@ -30,9 +32,20 @@ void make_scales_too_small(const std::vector<Tensor>& out) {
   }
 }
 
+std::optional<Block> transposed(const std::optional<Block>& block) {
+  return block ? std::optional(Block{block->cols, block->rows}) : std::nullopt;
+}
+bool is_block(const std::optional<Block>& block) {
+  return !block || std::find(std::begin(kBlocks), std::end(kBlocks), *block) != std::end(kBlocks);
+}
+
+// Weights that are a view of matrices stored transposed are read as they are stored: the rowwise
+// form of one is the colwise form of the other. False where they are something else.
+bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor>& out);
+
 void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& spec,
          const std::vector<Tensor>& out) {
-  if (tensor.is_meta()) return;
+  if (tensor.is_meta() || run_transposed(tensor, spec, out)) return;
   const DeviceScope scope(tensor.device());
   const Tensor x = dense(tensor);
   const OptionalTensor offs = dense(ends);
@@ -50,6 +63,21 @@ void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& s
   if (spec.rowwise) args.rowwise = operand();
   if (spec.colwise) args.colwise = operand();
   quantize_row_scale(args, scope.exec());
+}
+
+bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor>& out) {
+  if (w.dim() != 3 || w.is_contiguous() || !w.mT().is_contiguous()) return false;
+  const bool both = spec.rowwise && spec.colwise;
+  spec = {.scaling = spec.scaling,
+          .rowwise = transposed(spec.colwise),
+          .colwise = transposed(spec.rowwise),
+          .rule = spec.rule,
+          .layout = spec.layout,
+          .scales_too_small = spec.scales_too_small};
+  // There is no block of 32x128.
+  if (!is_block(spec.rowwise) || !is_block(spec.colwise)) return false;
+  run(w.mT(), {}, spec, both ? std::vector{out[2], out[3], out[0], out[1]} : out);
+  return true;
 }
 
 }  // namespace
