@@ -219,10 +219,13 @@ def test_ten_steps_of_the_full_trainer_stay_within_a_thousandth_of_bf16(config, 
         assert re.search(rf"moxie.torchtitan.{name}: \d+ of \d+ {name} in {RECIPE}", log)
 
 
-def test_two_ranks_with_expert_parallelism_stay_within_a_thousandth_of_bf16(tmp_path):
+@pytest.mark.parametrize("parallelism", ("expert", "tensor"))
+def test_two_ranks_stay_within_a_thousandth_of_bf16(parallelism, tmp_path):
     titan_cpu.write_assets(tmp_path)
-    flags = ("--parallelism.expert_parallel_degree", "2", "--training.steps", "3")
+    flags = (f"--parallelism.{parallelism}_parallel_degree", "2", "--training.steps", "3")
     expected, _ = losses(tmp_path, "deepseek_v3", ranks=2, flags=flags)
     got, _ = losses(tmp_path, "deepseek_v3", *MOXIE, ranks=2, flags=flags)
     assert len(expected) == len(got) == 3 and got != expected
-    assert max(abs(one / other - 1) for one, other in zip(got, expected)) < 1e-3
+    worst = max(abs(one / other - 1) for one, other in zip(got, expected))
+    print(f"\n{parallelism} parallel: worst difference of 3 losses {100 * worst:.3f} %")
+    assert worst < 1e-3
