@@ -133,6 +133,24 @@ def test_a_run_that_knew_no_last_evaluation_goes_on_as_it_was(tmp_path):
     assert result(tmp_path)["eval_windows"] == 8  # as many as every other evaluation had
 
 
+def test_a_run_that_knew_no_kept_activations_goes_on_with_h(tmp_path):
+    train(tmp_path, steps=2)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config.pop("kept_activations") == "h"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    forge(tmp_path / "checkpoints/step-00000002.safetensors", lambda about: about["config"].pop("kept_activations"))
+    assert run("train", "--resume", out=tmp_path, steps=4).returncode == 0
+
+
+def test_h_in_fp8_changes_gradients_and_no_forward_pass(tmp_path):
+    losses = {}
+    for kept in ("h", "h_fp8"):
+        train(tmp_path / kept, steps=3, kept_activations=kept)
+        losses[kept] = [line["loss"] for line in metrics(tmp_path / kept, "step")]
+    assert losses["h"][0] == losses["h_fp8"][0]
+    assert losses["h"][2] != losses["h_fp8"][2] and abs(losses["h"][2] - losses["h_fp8"][2]) < 0.05
+
+
 def test_a_checkpoint_that_does_not_say_how_the_data_was_split_is_refused_with_the_reason(tmp_path):
     train(tmp_path, steps=2)
     path = tmp_path / "checkpoints/step-00000002.safetensors"

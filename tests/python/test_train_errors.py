@@ -33,6 +33,7 @@ from program import (
         (dict(recipe="experts="), "--recipe must be NAME or PART=NAME"),
         (dict(preset="tny"), "did you mean 'tiny'?"),
         (dict(score="relu"), "--score must be one of softmax, sigmoid, got 'relu'"),
+        (dict(kept_activations="none"), "--kept-activations must be one of h, h_fp8, got 'none'"),
         (dict(data=["no/such/folder"]), "--data: there is no 'no/such/folder'"),
         (dict(data=["/dev/null"]), "/dev/null"),
         (dict(final_eval_windows=0), "--final-eval-windows must be 1 to 1e+09, got 0"),

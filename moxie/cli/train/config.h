@@ -53,6 +53,7 @@ struct Config {
   int64_t seed = 1;
   std::string dtype = "bf16";
   Words recipe = {"mxfp8_rceil_128"};
+  std::string kept_activations = "h";
   std::string init = "";
   std::string on_nan = "stop";
   // the run

@@ -82,7 +82,8 @@ nn::MoeOptions moe_options(const Config& config, const at::TensorOptions& tensor
   return {.router = router,
           .hidden_dim = config.hidden_dim,
           .shared_hidden_dim = config.shared_hidden_dim,
-          .recipe = "bf16"};
+          .recipe = "bf16",
+          .keep = config.kept_activations};
 }
 
 }  // namespace
@@ -125,6 +126,7 @@ BlockImpl::BlockImpl(const Config& config, int64_t index, const at::TensorOption
         "mlp", nn::GroupedExperts(nn::ExpertsOptions{.dim = config.dim,
                                                      .hidden_dim = config.dense_hidden_dim,
                                                      .recipe = "bf16",
+                                                     .keep = config.kept_activations,
                                                      .tensor = tensor}));
 }
 
