@@ -7,6 +7,7 @@ R = T * k. No token is dropped and nothing waits for the device.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,6 +23,7 @@ from moxie.stats import PARTS, STATS
 
 if TYPE_CHECKING:
     from moxie.converted import Conversion
+    from moxie.expert_parallel import Member, Wire
 
 _ops = torch.ops.moxie
 
@@ -60,6 +62,7 @@ class Router(nn.Module):
 
     bias: Tensor  # where balance is bias
     load: Tensor
+    member: "Member | None" = None  # of the ranks whose tokens count together (expert_parallel.py)
 
     def __init__(
         self,
@@ -120,6 +123,10 @@ class Router(nn.Module):
         return self
 
     def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
+        if self.member is not None:
+            from moxie import expert_parallel
+
+            return expert_parallel.router_loss(self, self.member, logits, counts)
         loss = logits.new_zeros(())
         tokens = max(logits.shape[0], 1)
         if self.balance == "loss":
@@ -134,10 +141,12 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias_(self) -> None:
-        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step."""
+        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step; over a group,
+        on every rank: the load is that of all ranks."""
         if self.balance != "bias":
             raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
-        load = self.load.to(torch.float32)
+        load = self.load if self.member is None else _ops._sum_over_group(self.load, self.member.name, "the load of experts")
+        load = load.to(torch.float32)
         self.bias += self.bias_rate * torch.sign(load.mean() - load)
         self.reset_load_()
 
@@ -401,7 +410,9 @@ class MoE(nn.Module):
     """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
 
     `loss` is the router's of the last forward pass: add it to yours. `keep`, `activation`, `bias`, `w13_layout`, `transposed` and
-    `main_grad` are those of GroupedExperts, of the shared expert too.
+    `main_grad` are those of GroupedExperts, of the shared expert too. With `ep_group`, a process
+    group or a device mesh of one dimension, its ranks share the experts (docs/EXPERT_PARALLEL.md); `wire` is then how tokens
+    travel: "fp8", the default of recipes that allow it, or "unquantized".
 
     >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
     >>> y = layer(torch.randn(2, 5, 64))
@@ -427,12 +438,13 @@ class MoE(nn.Module):
         transposed: bool = False,
         main_grad: bool = False,
         collect_stats: bool = False,
+        ep_group: Any = None,
+        wire: "Wire | None" = None,
         device=None,
         dtype=None,
         **router,
     ):
         super().__init__()
-        self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
         options: dict[str, Any] = {
             "recipe": recipe,
             "weight_cache": weight_cache,
@@ -446,7 +458,12 @@ class MoE(nn.Module):
             "device": device,
             "dtype": dtype,
         }
-        self.experts = GroupedExperts(dim, hidden_dim, num_experts, **options)
+        sizes = {"dim": dim, "hidden_dim": hidden_dim, "shared_hidden_dim": shared_hidden_dim, "num_experts": num_experts}
+        member = _join(ep_group, wire, {**sizes, "top_k": top_k, **options, **router})
+        self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
+        self.router.member = member
+        make_experts = GroupedExperts if member is None else _parallel_experts(member, wire)
+        self.experts: GroupedExperts = make_experts(dim, hidden_dim, num_experts, **options)
         self.shared = None if shared_hidden_dim is None else SharedExperts(dim, shared_hidden_dim, **options)
         self.loss = torch.zeros(())
 
@@ -477,6 +494,22 @@ class MoE(nn.Module):
         if self.shared is not None:
             y = y + self.shared(tokens)
         return y.reshape(x.shape)
+
+
+def _join(ep_group: Any, wire: "Wire | None", settings: dict[str, Any]) -> "Member | None":
+    if ep_group is not None:
+        from moxie import expert_parallel  # here: a torch without torch.distributed has the rest
+
+        return expert_parallel.join(ep_group, {**settings, "wire": wire})
+    if wire is not None:
+        raise ValueError(f"MoE: wire is for layers with an ep_group, got {wire!r}")
+    return None
+
+
+def _parallel_experts(member: "Member", wire: "Wire | None") -> Any:
+    from moxie import expert_parallel
+
+    return functools.partial(expert_parallel.ParallelExperts, member=member, wire=wire)
 
 
 def _quantizes(recipe: str) -> bool:

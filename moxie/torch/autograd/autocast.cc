@@ -103,6 +103,27 @@ Tensor expert_mlp_stats_autocast(const Tensor& x, const Tensor& w13, const Tenso
   return ops::expert_mlp_stats(cast_unless_permuted<kDevice>(x, options), w13, w2, stats, options);
 }
 
+template <c10::DeviceType kDevice>
+Tensor expert_mlp_parallel_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
+                                    const Tensor& weights, const Tensor& offs,
+                                    const Tensor& slot_of, const Tensor& row_of,
+                                    std::string_view group, std::string_view recipe,
+                                    std::string_view wire, OptionalTensors quantized_w13,
+                                    OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
+                                    const OptionalTensor& main_grad2, std::string_view keep,
+                                    std::optional<at::ScalarType> /*x_dtype*/) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  return ops::expert_mlp_parallel(x, w13, w2, weights, offs, slot_of, row_of, group,
+                                  {.recipe = recipe,
+                                   .wire = wire,
+                                   .quantized_w13 = quantized_w13,
+                                   .quantized_w2 = quantized_w2,
+                                   .main_grad13 = main_grad13,
+                                   .main_grad2 = main_grad2,
+                                   .keep = keep,
+                                   .x_dtype = at::autocast::get_autocast_dtype(kDevice)});
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
@@ -111,6 +132,7 @@ TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
   m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CPU>));
+  m.impl("expert_mlp.parallel", TORCH_FN(expert_mlp_parallel_autocast<c10::DeviceType::CPU>));
 }
 TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
@@ -118,6 +140,7 @@ TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm.stats", TORCH_FN(grouped_mm_stats_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CUDA>));
+  m.impl("expert_mlp.parallel", TORCH_FN(expert_mlp_parallel_autocast<c10::DeviceType::CUDA>));
 }
 
 }  // namespace moxie::ops

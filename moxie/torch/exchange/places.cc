@@ -1,0 +1,143 @@
+#include "moxie/torch/exchange/places.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/diff.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/repeat_interleave.h>
+#include <ATen/ops/searchsorted.h>
+#include <ATen/ops/where.h>
+#include <ATen/ops/zeros.h>
+
+#include <numeric>
+
+#include "moxie/core/layout/wire.h"
+
+namespace moxie::ops {
+namespace {
+
+// Bits of the number that says what a call is.
+enum Flag : int32_t { kAutograd = 1, kDx = 2, kDweights = 4 };
+
+int32_t bits_of(const CallFlags& flags) {
+  return (flags.autograd ? kAutograd : 0) | (flags.dx ? kDx : 0) | (flags.dweights ? kDweights : 0);
+}
+
+// Columns of the counts, after those of the experts.
+enum Column : int64_t { kTokens, kFlags, kSignature };
+static_assert(kSignature + 1 == kCountsBesideExperts);
+
+// For each rank and token, whether the token goes there, and as which row of the message.
+struct Visits {
+  Tensor goes;  // bool [W, T]
+  Tensor row;   // int32 [W, T]: counts the tokens that go there before it
+  Tensor rank;  // int64 [T * k]: of each slot
+};
+
+Visits visits_of(const RouteOfTokens& route, int64_t world) {
+  const int64_t tokens = route.slot_of.size(0) / route.top_k;
+  // offs at the last expert of each rank
+  const Tensor ends = route.offs.view({world, route.local_experts}).select(1, -1).contiguous();
+  const Tensor rank = at::searchsorted(ends, route.row_of, /*out_int32=*/false, /*right=*/true);
+  const Tensor goes = at::zeros({tokens, world}, rank.options().dtype(at::kBool))
+                          .scatter_(1, rank.view({tokens, route.top_k}), true)
+                          .t()
+                          .contiguous();
+  return {goes, goes.cumsum(1, at::kInt).sub_(1), rank};
+}
+
+std::vector<int64_t> column(const Tensor& host, int64_t at) {
+  std::vector<int64_t> values;
+  for (int64_t i = 0; i < host.size(0); ++i) values.push_back(host[i][at].item<int32_t>());
+  return values;
+}
+
+Traffic traffic_of(const Tensor& host, int64_t experts) {
+  Traffic traffic{column(host, experts + kTokens), {}};
+  const Tensor pairs = host.narrow(1, 0, experts).sum(1);
+  for (int64_t i = 0; i < host.size(0); ++i) traffic.pairs.push_back(pairs[i].item<int64_t>());
+  return traffic;
+}
+
+std::string names(const std::vector<int64_t>& ranks) {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size(); ++i) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  return text;
+}
+
+CallFlags agree(const Group& group, const char* op, const std::vector<int64_t>& bits,
+                const std::vector<int64_t>& signatures, CallFlags own) {
+  std::vector<int64_t> other_signature, other_autograd;
+  for (int64_t i = 0; i < group.size(); ++i) {
+    const auto at = static_cast<size_t>(i);
+    if (signatures[at] != own.signature) other_signature.push_back(i);
+    if (((bits[at] & kAutograd) != 0) != own.autograd) other_autograd.push_back(i);
+    own.dx = own.dx || (bits[at] & kDx);
+    own.dweights = own.dweights || (bits[at] & kDweights);
+  }
+  TORCH_CHECK_VALUE(other_signature.empty(), op,
+                    ": recipe, wire, dtypes and sizes must be those of every rank of group '",
+                    group.name(), "', and rank ", group.rank(), " differs from ",
+                    names(other_signature));
+  TORCH_CHECK_VALUE(other_autograd.empty(), op, ": backward exchanges too, so all ranks of group '",
+                    group.name(), "' need gradients or none does; rank ", group.rank(),
+                    own.autograd ? " does, and not " : " does not, but ", names(other_autograd));
+  return own;
+}
+
+Tensor sums_before(const Tensor& counts) { return counts.cumsum(0) - counts; }
+
+}  // namespace
+
+int64_t Traffic::num_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), 0L); }
+int64_t Traffic::num_pairs() const { return std::accumulate(pairs.begin(), pairs.end(), 0L); }
+
+Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
+                       const CallFlags& flags) {
+  const int64_t world = group.size(), experts = route.local_experts;
+  const Visits visits = visits_of(route, world);
+  const auto int32 = route.offs.options();
+  const Tensor counts = at::diff(route.offs, 1, 0, at::zeros({1}, int32)).view({world, experts});
+  const Tensor sent = at::cat(
+      {counts, visits.goes.sum(1, true, at::kInt), at::full({world, 1}, bits_of(flags), int32),
+       at::full({world, 1}, flags.signature, int32)},
+      1);
+  const std::vector<int64_t> ones(static_cast<size_t>(world), 1);
+  const Tensor received = group.all_to_all(sent, {ones, ones}, "counts");
+  const Tensor host = at::cat({sent, received}).cpu();
+  const Tensor host_in = host.narrow(0, world, world);
+  Agreed agreed{{},
+                agree(group, op, column(host_in, experts + kFlags),
+                      column(host_in, experts + kSignature), flags)};
+  Places& places = agreed.places;
+  places.out = traffic_of(host.narrow(0, 0, world), experts);
+  places.in = traffic_of(host_in, experts);
+
+  // Tokens by rank, then in order. What goes nowhere is written past the end.
+  const int64_t tokens = visits.goes.size(1), out_tokens = places.out.num_tokens();
+  const auto int64 = int32.dtype(at::kLong);
+  const Tensor first = sums_before(visits.goes.sum(1)).unsqueeze(1);
+  const Tensor place = at::where(visits.goes, visits.row + first, out_tokens);
+  places.token_of = at::empty({out_tokens + 1}, int64)
+                        .scatter_(0, place.flatten(), at::arange(tokens, int64).repeat({world}))
+                        .narrow(0, 0, out_tokens);
+  const Tensor slots = route.slot_of.to(at::kLong);
+  const Tensor token = slots.div(route.top_k, "floor");
+  places.row_in_message =
+      visits.row.flatten().index_select(0, visits.rank.index_select(0, slots) * tokens + token);
+
+  // From (rank, expert), the order of arrival, to (expert, rank).
+  const Tensor counts_in = received.narrow(1, 0, experts).to(at::kLong).contiguous();
+  const Tensor arrival = sums_before(counts_in.flatten()).view({world, experts}).t().flatten();
+  const Tensor lengths = counts_in.t().flatten();
+  const int64_t pairs = places.in.num_pairs();
+  const Tensor rows = at::arange(pairs, int64);
+  places.arrival_of =
+      at::repeat_interleave(arrival - sums_before(lengths), lengths, std::nullopt, pairs) + rows;
+  places.row_of_arrival = at::empty({pairs}, int64).scatter_(0, places.arrival_of, rows);
+  places.offs = counts_in.sum(0).cumsum(0).to(at::kInt);
+  return agreed;
+}
+
+}  // namespace moxie::ops

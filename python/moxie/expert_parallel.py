@@ -1,0 +1,215 @@
+"""Expert parallelism: the experts of `moxie.nn.MoE` split over the ranks of a process group (docs/EXPERT_PARALLEL.md).
+
+Every rank holds its tokens and its share of the experts, in order of rank. Tokens travel to their experts and results back. All
+ranks exchange at the same places of the program, in backward as well.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from moxie import gemm
+from moxie.distributed.agree import agree
+from moxie.nn import GroupedExperts, Router, Uncast, _tensors
+from moxie.recipe import AnyRecipe, Recipe
+
+_ops = torch.ops.moxie
+
+Wire = Literal["fp8", "unquantized"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """This rank's place in a group. It holds the name, not the group, so that layers can be copied and pickled."""
+
+    name: str
+    rank: int
+    size: int
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        return dist.distributed_c10d._resolve_process_group(self.name)
+
+
+# What layers over a group have no choice of.
+PLAIN = {
+    "activation": "swiglu",
+    "bias": False,
+    "w13_layout": "concatenated",
+    "transposed": False,
+    "main_grad": False,
+    "collect_stats": False,
+}
+
+
+def member_of(group: Any) -> Member:
+    """This rank in a process group, or in the group of a device mesh of one dimension."""
+    if not dist.is_initialized():
+        raise ValueError("MoE: ep_group needs torch.distributed, which is not initialized (init_process_group)")
+    given = group
+    if hasattr(group, "get_group") and hasattr(group, "ndim"):
+        if group.ndim != 1:
+            raise ValueError(f"MoE: ep_group must be one dimension of a mesh, such as mesh['ep'], got {group.ndim} dimensions")
+        group = group.get_group()
+    if not isinstance(group, dist.ProcessGroup):
+        raise TypeError(f"MoE: ep_group must be a ProcessGroup or a DeviceMesh, got {type(given).__name__}")
+    rank = dist.get_rank(group)
+    if rank < 0:
+        raise ValueError("MoE: ep_group must contain this rank")
+    return Member(group.group_name, rank, dist.get_world_size(group))
+
+
+def join(group: Any, settings: Mapping[str, Any]) -> Member:
+    """Compares what must be equal on all ranks, once, and refuses what cannot be split. Every rank calls it, and where one
+    raises, all do."""
+    member = member_of(group)
+
+    def describe() -> Mapping[str, Any]:
+        experts, wire = settings["num_experts"], settings["wire"]
+        if experts % member.size != 0:
+            raise ValueError(
+                f"MoE: num_experts must be a multiple of the {member.size} ranks of group '{member.name}', got {experts}"
+            )
+        if wire not in (None, "fp8", "unquantized"):
+            raise ValueError(f"MoE: wire must be fp8 or unquantized, got {wire!r}")
+        check_wire(wire, settings["recipe"])
+        for name, plain in PLAIN.items():
+            if settings.get(name, plain) != plain:
+                raise ValueError(f"MoE: {name} must be {plain} over a group, got {settings[name]}")
+        return {name: value for name, value in settings.items() if name != "device"}
+
+    agree(f"MoE over group '{member.name}'", member.group, describe)
+    return member
+
+
+def check_wire(wire: Wire | None, recipe: AnyRecipe) -> None:
+    if wire == "fp8" and default_wire(recipe) != "fp8":
+        raise ValueError(f"MoE: wire fp8 takes recipes that quantize all three passes in blocks of a row, got {recipe}")
+
+
+def default_wire(recipe: AnyRecipe) -> Wire:
+    """FP8 where the recipe quantizes x and dy in blocks along a row for all three passes, so that nothing is lost on the way."""
+    if str(recipe).partition(":")[0] == "identity":
+        return "unquantized"
+    made = Recipe.from_name(str(recipe))
+    in_blocks = made.scaling == "block" and not made.wgrad_with_hp and made.activations.startswith("1x")
+    return "fp8" if in_blocks else "unquantized"
+
+
+class ParallelExperts(GroupedExperts):
+    """GroupedExperts of which each rank of a group holds num_experts / ranks, with the same names and the weights that one
+    process with this seed would have. Its forward takes the route of this rank's tokens to all experts, and routing weights."""
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_dim: int,
+        num_experts: int,
+        *,
+        member: Member,
+        wire: Wire | None = None,
+        recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
+        **options: Any,
+    ):
+        self.member, self._wire_asked, self.num_experts = member, wire, num_experts
+        super().__init__(dim, hidden_dim, num_experts // member.size, recipe=recipe, **options)
+
+    def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
+        check_wire(self._wire_asked, recipe)
+        super().set_recipe_(recipe, weight_cache=weight_cache)
+        self.wire: Wire = self._wire_asked or default_wire(recipe)  # how x and dy travel
+
+    def reset_parameters(self) -> None:
+        # Draws the weights of every expert and keeps its own: the same seed is then the same model at any number of ranks.
+        first, local = self.member.rank * self.w13.shape[0], self.w13.shape[0]
+        with torch.no_grad():
+            for weight in (self.w13, self.w2):
+                bound = weight.shape[-1] ** -0.5
+                drawn = torch.empty_like(weight[0])
+                for expert in range(0 if weight.is_meta else self.num_experts):
+                    nn.init.uniform_(drawn, -bound, bound)
+                    if first <= expert < first + local:
+                        weight[expert - first].copy_(drawn)
+        self.reset_stats_()
+
+    def forward(
+        self,
+        x: Tensor,
+        offs: Tensor | None = None,
+        *,
+        slot_of: Tensor | None = None,
+        row_of: Tensor | None = None,
+        top_k: int = 1,
+        weights: Tensor | Uncast | None = None,
+    ) -> Tensor:
+        weights = weights.tensor if isinstance(weights, Uncast) else weights
+        if offs is None or slot_of is None or row_of is None or weights is None:
+            raise ValueError("ParallelExperts: experts of a group take tokens with offs, slot_of, row_of and weights")
+        if self.collect_stats:
+            raise ValueError("ParallelExperts: collect_stats must be off over a group")
+        # Sizes of messages depend on the routing: a compiled graph ends before the exchange and another begins after it.
+        call = torch.compiler.disable(_exchange) if torch.compiler.is_compiling() else _exchange
+        return call(self, x, weights, offs, slot_of, row_of)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_experts} experts over {self.member.size} ranks of group {self.member.name!r}, wire {self.wire}"
+
+
+def _exchange(experts: ParallelExperts, x: Tensor, weights: Tensor, offs: Tensor, slot_of: Tensor, row_of: Tensor) -> Tensor:
+    return _ops.expert_mlp.parallel(
+        x,
+        experts.w13,
+        experts.w2,
+        weights,
+        offs,
+        slot_of,
+        row_of,
+        experts.member.name,
+        recipe=experts.recipe,
+        wire=experts.wire,
+        quantized_w13=_tensors(gemm.live_cache(experts.cache13, experts.w13)),
+        quantized_w2=_tensors(gemm.live_cache(experts.cache2, experts.w2)),
+        keep=experts.keep,
+    )
+
+
+# ---- the router ---------------------------------------------------------------------------------------------------------------
+
+
+def sum_over_ranks(member: Member, x: Tensor, what: str) -> Tensor:
+    """The sum of x over the ranks of the group, without a gradient."""
+    return _ops._sum_over_group(x.detach(), member.name, what)
+
+
+def router_loss(router: Router, member: Member, logits: Tensor, counts: Tensor) -> Tensor:
+    """Router's losses over the tokens of all ranks: one number, equal everywhere.
+
+    Its gradient on a rank is that of the rank's own logits, so gradients of the gate that are summed over ranks are those of one
+    process with all tokens.
+    """
+    own: list[Tensor] = []  # f64: sums do not depend on how tokens fall to ranks
+    if router.balance == "loss":
+        scores = logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
+        probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+        own.append(probability.sum(0, dtype=torch.float64))
+    if router.z_loss_weight != 0:
+        own.append(logits.logsumexp(-1).square().sum(dtype=torch.float64).reshape(1))
+    if not own:
+        return logits.new_zeros(())
+    mine = torch.cat(own)
+    tokens_here = mine.new_full((1,), logits.shape[0])
+    total = sum_over_ranks(member, torch.cat([mine, counts.double(), tokens_here]), "the router's loss")
+    sums, of_counts = total[: len(mine)], total[len(mine) : -1]
+    tokens = total[-1].clamp_min(1)
+    sums = mine + (sums - mine).detach()
+    loss = logits.new_zeros((), dtype=torch.float64)
+    if router.balance == "loss":
+        share = of_counts / (tokens * router.top_k)
+        loss = loss + router.loss_weight * router.num_experts * (share * sums[: router.num_experts] / tokens).sum()
+    if router.z_loss_weight != 0:
+        loss = loss + router.z_loss_weight * sums[-1] / tokens
+    return loss.to(logits.dtype)
