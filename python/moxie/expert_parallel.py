@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from moxie import gemm
 from moxie.distributed.agree import agree
+from moxie.dtensors import any_dtensor
 from moxie.nn import GroupedExperts, Router, Uncast, _tensors
 from moxie.recipe import AnyRecipe, Recipe
 
@@ -160,10 +161,23 @@ class ParallelExperts(GroupedExperts):
 
 
 def _exchange(experts: ParallelExperts, x: Tensor, weights: Tensor, offs: Tensor, slot_of: Tensor, row_of: Tensor) -> Tensor:
+    def exchange(x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor) -> Tensor:
+        return _exchange_with(experts, x, w13, w2, weights, offs, slot_of, row_of)
+
+    if not any_dtensor(experts.w13, experts.w2):
+        return exchange(x, experts.w13, experts.w2, weights)
+    from moxie.distributed import products
+
+    return products.expert_mlp_over_group(x, experts.w13, experts.w2, weights, recipe=experts.recipe, exchange=exchange)
+
+
+def _exchange_with(
+    experts: ParallelExperts, x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, offs: Tensor, slot_of: Tensor, row_of: Tensor
+) -> Tensor:
     return _ops.expert_mlp.parallel(
         x,
-        experts.w13,
-        experts.w2,
+        w13,
+        w2,
         weights,
         offs,
         slot_of,

@@ -144,6 +144,11 @@ def tensor_parallelism_with_a_weight_cache(world, mesh):
     parallelize_module(layer(weight_cache=True), mesh, ExpertTensorParallel())
 
 
+@refused(ValueError, "experts must be [out, in], concatenated, without bias and main_grad, got transposed True")
+def tensor_parallelism_of_transposed_experts(world, mesh):
+    parallelize_module(moxie.nn.GroupedExperts(D, F, E, transposed=True), mesh, ExpertTensorParallel())
+
+
 @refused(ValueError, "ranks must agree on the shape of w13 of experts 0, got (4, 1024, 128) on rank 0")
 def ranks_that_disagree_on_a_shape(world, mesh):
     parallelize_module(layer(F if world.rank == 0 else 2 * F), mesh, ExpertTensorParallel())

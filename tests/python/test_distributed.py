@@ -16,10 +16,11 @@ import distributed_cases
 import misuse_cases
 import moxie
 import ranks
+import sharded_ep_cases
 import sharded_training_cases
 from moxie.distributed import checkpoint
 
-MODULES = (distributed_cases, sharded_training_cases, checkpoint_cases, misuse_cases)
+MODULES = (distributed_cases, sharded_training_cases, checkpoint_cases, sharded_ep_cases, misuse_cases)
 
 
 def cases() -> list[str]:

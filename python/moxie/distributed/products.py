@@ -181,6 +181,30 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, *, recipe: str) -> Tensor:
     return as_dtensor(y.reshape(*local_x.shape[:-1], y.shape[-1]), mesh, to["y"], *x.shape[:-1], w.shape[0])
 
 
+def _expert_placements(op: str, w13: Tensor, w2: Tensor, mesh: DeviceMesh, recipe: str) -> tuple[list[Placement], list[int]]:
+    """The placements of y and of the gradients of x and weights, and the dims of the mesh over which experts are sharded."""
+    summed: list[Placement] = []
+    expert_dims: list[int] = []
+    for dim, (one, two) in enumerate(zip(placements_of(w13, mesh), placements_of(w2, mesh))):
+        if is_gate_up_shard(one) and split_of(op, "w2", two) == "in":
+            check_shards(op, "w2", w2.shape[2], mesh, dim, recipe, "columns")
+            summed.append(Partial())
+        elif isinstance(one, Shard) and one.is_shard(1) and not is_gate_up_shard(one):
+            raise ValueError(
+                f"{op}: w13 holds the gates above the ups, and Shard(1) over {dim_name(mesh, dim)!r} would part them; place it "
+                "with moxie.distributed.gate_up_shard(), or let ExpertTensorParallel shard the module"
+            )
+        elif (split := split_of(op, "w13", one)) == split_of(op, "w2", two) and split in ("none", "experts"):
+            expert_dims += [dim] if split == "experts" else []
+            summed.append(Partial() if split == "experts" else Replicate())
+        else:
+            raise ValueError(
+                f"{op}: over {dim_name(mesh, dim)!r} w13 and w2 must be sharded by gate_up_shard() and Shard(2), or both by "
+                f"Shard(0), or neither, got {one} and {two}"
+            )
+    return summed, expert_dims
+
+
 def expert_mlp(
     x: Tensor,
     w13: Tensor,
@@ -200,25 +224,7 @@ def expert_mlp(
     _refuse(op, **unsupported)
     mesh = mesh_of(op, x=x, w13=w13, w2=w2, offs=offs, slot_of=slot_of, row_of=row_of, weights=weights)
     offs, slot_of, row_of = (_whole(op, name, t) for name, t in (("offs", offs), ("slot_of", slot_of), ("row_of", row_of)))
-    summed: list[Placement] = []  # of y, and of the gradients of x and weights
-    expert_dims = []
-    for dim, (one, two) in enumerate(zip(placements_of(w13, mesh), placements_of(w2, mesh))):
-        if is_gate_up_shard(one) and split_of(op, "w2", two) == "in":
-            check_shards(op, "w2", w2.shape[2], mesh, dim, recipe, "columns")
-            summed.append(Partial())
-        elif isinstance(one, Shard) and one.is_shard(1) and not is_gate_up_shard(one):
-            raise ValueError(
-                f"{op}: w13 holds the gates above the ups, and Shard(1) over {dim_name(mesh, dim)!r} would part them; place it "
-                "with moxie.distributed.gate_up_shard(), or let ExpertTensorParallel shard the module"
-            )
-        elif (split := split_of(op, "w13", one)) == split_of(op, "w2", two) and split in ("none", "experts"):
-            expert_dims += [dim] if split == "experts" else []
-            summed.append(Partial() if split == "experts" else Replicate())
-        else:
-            raise ValueError(
-                f"{op}: over {dim_name(mesh, dim)!r} w13 and w2 must be sharded by gate_up_shard() and Shard(2), or both by "
-                f"Shard(0), or neither, got {one} and {two}"
-            )
+    summed, expert_dims = _expert_placements(op, w13, w2, mesh, recipe)
     everywhere = [Replicate()] * mesh.ndim
     local_x = to_local(x, mesh, everywhere, summed)
     local13, local2 = (
@@ -235,6 +241,28 @@ def expert_mlp(
         route: dict[str, Any] = {"slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": local_weights}
         y = gemm.expert_mlp(local_x, local13, local2, offs, recipe=recipe, **route, **options)
     return as_dtensor(y, mesh, summed, y.shape[0], w2.shape[1])
+
+
+def expert_mlp_over_group(
+    x: Tensor,
+    w13: Tensor,
+    w2: Tensor,
+    weights: Tensor,
+    *,
+    recipe: str,
+    exchange: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
+    """Experts of an `ep_group` whose hidden features are sharded. `exchange` takes x, w13, w2 and weights of this rank."""
+    op = "ParallelExperts"
+    mesh = mesh_of(op, w13=w13, w2=w2)
+    summed, expert_dims = _expert_placements(op, w13, w2, mesh, recipe)
+    if expert_dims:
+        raise ValueError(f"{op}: the ep_group shards experts already, and {dim_name(mesh, expert_dims[0])!r} must not again")
+    everywhere = [Replicate()] * mesh.ndim
+    local_x, local_weights = (to_local(one, mesh, everywhere, summed) for one in (x, weights))
+    local13, local2 = (to_local(w, mesh, at, at) for w, at in ((w, placements_of(w, mesh)) for w in (w13, w2)))
+    y = exchange(local_x, local13, local2, local_weights)
+    return as_dtensor(y, mesh, summed, *y.shape)
 
 
 def on_whole_tokens(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:

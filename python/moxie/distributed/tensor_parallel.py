@@ -85,9 +85,15 @@ def _described(module: nn.Module, experts: list[GroupedExperts], mesh: DeviceMes
                 )
             found[f"the shape of {name} of experts {i}"] = tuple(weight.shape)
             found[f"the dtype of {name} of experts {i}"] = weight.dtype
+        found[f"the place of experts {i} in their ep_group"] = getattr(getattr(one, "member", None), "rank", None)
         if one.cache13 is not None:
             raise ValueError(
                 f"{_OP}: a weight cache holds whole weights, and these are about to be sharded; turn weight_cache off"
+            )
+        if one.transposed or one.w13_layout != "concatenated" or one.b13 is not None or one.main_grad:
+            raise ValueError(
+                f"{_OP}: experts must be [out, in], concatenated, without bias and main_grad, got transposed {one.transposed}, "
+                f"w13_layout {one.w13_layout}, bias {one.b13 is not None}, main_grad {one.main_grad}"
             )
         if one.collect_stats:
             raise ValueError(f"{_OP}: collect_stats is for whole weights, and these are about to be sharded; turn it off")
