@@ -33,7 +33,8 @@ class Member:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        return dist.distributed_c10d._resolve_process_group(self.name)
+        name: Any = self.name  # some versions of torch have a type of their own for it
+        return dist.distributed_c10d._resolve_process_group(name)
 
 
 # What layers over a group have no choice of.
