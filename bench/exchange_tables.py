@@ -104,8 +104,8 @@ def errors_text(report: dict) -> str:
         f"The fit: NVLink gives {fit['nvlink_share']:.3f} of its stated speed, a NIC {fit['nic_share']:.3f}; a leg takes "
         f"{fit['seconds'] * 1e6:.1f} us before its first byte, and {fit['seconds_per_peer'] * 1e6:.3f} us for each peer. "
         f"**Held-back times: {held['count']} points, median error {held['median']:.1%}, worst {held['worst']:.1%}** (fitted: "
-        f"{fitted['count']}, {fitted['median']:.1%} and {fitted['worst']:.1%}; with the halves exchanged, {swapped['median']:.1%} and "
-        f"{swapped['worst']:.1%}). Bytes of the log: {len(logged['logged'])} ranks, "
+        f"{fitted['count']}, {fitted['median']:.1%} and {fitted['worst']:.1%}; with the halves exchanged, "
+        f"{swapped['median']:.1%} and {swapped['worst']:.1%}). Bytes of the log: {len(logged['logged'])} ranks, "
         f"{of_bytes:+.2%} of their mean, worst rank {logged['errors']['worst']:.2%}."
     )
 

@@ -3,6 +3,7 @@
 The cases are functions of the *_cases.py modules; all of a world size run in one spawn.
 """
 
+import doctest
 import inspect
 import pathlib
 import subprocess
