@@ -25,6 +25,7 @@ help:
 	@echo "make train    train a small model in bf16 and in MXFP8, and compare"
 	@echo "make bench    set up, build, measure; prints tables and writes JSON"
 	@echo "make wheel    build a wheel for TORCH and PYTHON, in dist/torch-<version>"
+	@echo "make families train every family of transformers, tiny, and write the table of docs/HUGGING_FACE.md"
 	@echo "make setup    install what is missing (says first what that is)"
 	@echo "make build    set up and build"
 	@echo "make format   format the C++, CUDA and Python sources in place"
@@ -67,6 +68,10 @@ bench: build
 	  PYTHONPATH=python MOXIE_LIBRARY="$(library)" "$(python)" bench/$$script.py || exit; \
 	  echo; \
 	done
+
+families: build
+	@BUILD='$(BUILD)' PRESET='$(PRESET)' PIP_ARGS='$(PIP_ARGS)' tools/families.sh
+	@PYTHONPATH=python MOXIE_LIBRARY="$(library)" "$(python)" bench/families.py
 
 format:
 	@tools/setup.sh --with-linters

@@ -180,7 +180,7 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn |
     targets = list(targets_of(model))
     _check_skip(skip, [target.fqn for target in targets if target.is_linear])
     for target in targets:
-        reason = target.obstacle or ("" if target.is_linear or target.is_own else why_no_experts(target.parameter))
+        reason = target.obstacle or ("" if target.is_linear or target.is_own else why_no_experts(target.fqn, target.parameter))
         if filter_fn is not None:
             reason = reason or ("" if filter_fn(target.module, target.module_fqn) else "filter_fn says no")
             if not reason and not target.is_linear and not target.accepts(config):

@@ -9,7 +9,7 @@ LM_SKIP = (
     # the router, whose errors change the choice of experts, and the gate of a shared expert;
     r"(.*\.)?(router|gate|router_mlp|router_gate|shared_expert_gate)(\..*)?",
     # the projections of keys and values, too small to gain, compressed ones (multi-head latent attention) included;
-    r"(.*\.)?(wk|wv|wkv|wkv_[ab]|[kv]_proj(_.*)?|kv_proj|kv_[ab]_proj(_.*)?)",
+    r"(.*\.)?(k|v|wk|wv|wkv|wkv_[ab]|([a-z]+_)?[kv]_proj(_.*)?|kv_proj|kv_[ab]_proj(_.*)?)(\.linear)?",
     # adapters, of a rank too low for blocks of scales, whatever PEFT calls theirs.
     r"(.*\.)?(lora|vera|randlora|hra|oft|boft|hada|lokr|ia3|bone|miss|vblora)_.*",
 )
@@ -24,10 +24,10 @@ def why_too_small(weight: Tensor) -> str:
     return f"a side is smaller than {SMALLEST}" if 0 < min(weight.shape) < SMALLEST else ""
 
 
-def why_no_experts(parameter: Tensor) -> str:
+def why_no_experts(fqn: str, parameter: Tensor) -> str:
     """Why a 3D parameter is not taken for a stack of experts; "" if it is."""
     if parameter.dim() != 3:
         return ""
-    if parameter.shape[0] == 1:
-        return "a stack of one, such as an embedding of positions, is no stack of experts"
+    if "expert" not in fqn and (parameter.shape[0] == 1 or "position" in fqn or "embed" in fqn):
+        return "an embedding, or a stack of one, is no stack of experts"
     return f"a side is smaller than {SMALLEST}, so it is no stack of experts" if 0 < min(parameter.shape[1:]) < SMALLEST else ""

@@ -14,6 +14,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = [path for path in (ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NEEDS = {"HUGGING_FACE.md": ("transformers", "peft", "accelerate")}  # packages without which a page is not run
 BLOCK = re.compile(r"^(<!-- no-test -->\s*\n)?```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -34,6 +35,8 @@ def test_blocks_are_found_and_marked_ones_left_out(tmp_path):
 @pytest.mark.parametrize("path", [path for path in FILES if snippets(path)], ids=lambda path: path.name)
 def test_snippets_run(path, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
+    for package in NEEDS.get(path.name, ()):
+        pytest.importorskip(package)
     namespace = {"__name__": "__main__"}
     for line, code in snippets(path):
         # Blank lines in front, so that an error names the line of the page.

@@ -1,0 +1,145 @@
+"""The mixture-of-experts families of the transformers that is installed, each built tiny."""
+
+import contextlib
+import os
+import pathlib
+import re
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is fetched
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+import torch
+import transformers
+from torch import nn
+from transformers.models.auto import modeling_auto
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
+
+# Sizes by the name of a config's field. What a config does not have is not set.
+SIZES = dict(
+    vocab_size=64, hidden_size=64, d_model=64, intermediate_size=96, ffn_hidden_size=96, d_ff=96, moe_intermediate_size=96,
+    expert_intermediate_size=96, expert_ffn_hidden_size=96, shared_expert_intermediate_size=64, intermediate_size_mlp=96,
+    shared_intermediate_size=64, moe_shared_expert_intermediate_size=64, ffn_dim=96, mlp_hidden_size=96,
+    dense_intermediate_size=96, mlp_ffn_hidden_size=96, moe_latent_size=64, num_hidden_layers=2, num_layers=2, n_layers=2,
+    num_decoder_layers=2,
+    num_encoder_layers=2, encoder_layers=2, decoder_layers=2, depth=2, num_attention_heads=4, n_heads=4, num_heads=4,
+    encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=96, decoder_ffn_dim=96, num_key_value_heads=2,
+    num_global_key_value_heads=2, swa_num_key_value_heads=2, swa_num_attention_heads=4, head_dim=16, v_head_dim=16,
+    swa_head_dim=16, swa_v_head_dim=16, global_head_dim=16, attention_head_dim=16, kv_channels=16, d_kv=16, qk_nope_head_dim=16,
+    qk_rope_head_dim=16, qk_head_dim=32, kv_lora_rank=32, q_lora_rank=32, o_lora_rank=32, o_groups=2, index_head_dim=32,
+    index_n_heads=2, index_topk=8, num_experts=4, n_routed_experts=4, num_local_experts=4, moe_num_experts=4,
+    num_experts_per_tok=2, moe_top_k=2, moe_k=2, moe_topk=2, top_k_experts=2, experts_per_token=2, num_experts_per_token=2,
+    n_shared_experts=1, num_shared_experts=1, n_group=1, num_expert_group=1, topk_group=1, first_k_dense_replace=0,
+    num_dense_layers=0, moe_layer_start_index=0, zero_expert_num=0, mlp_only_layers=[], max_position_embeddings=128,
+    sliding_window=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+    mamba_num_heads=8, mamba_n_heads=8, mamba_head_dim=16, mamba_d_head=16, mamba_n_groups=1, n_groups=1, mamba_d_state=16,
+    ssm_state_size=16, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=1, expert_layer_offset=0,
+    hidden_size_per_layer_input=16, vocab_size_per_layer_input=64, num_kv_shared_layers=0, rotary_dim=16, image_size=32,
+    patch_size=16, num_nextn_predict_layers=0, expert_capacity=64, encoder_sparse_step=1, decoder_sparse_step=1,
+    num_sparse_encoder_layers=2, num_sparse_decoder_layers=2, chunk_size=16, attention_chunk_size=16, pad_token_id=0,
+    bos_token_id=1, eos_token_id=2, decoder_start_token_id=0,
+)  # fmt: skip
+
+# Fields that a family needs otherwise.
+ATTENTION = ["full_attention"] * 2
+OF_FAMILY: dict[str, dict] = {
+    "deepseek_v2": dict(num_experts_per_tok=2),
+    "doge": dict(is_moe=True),
+    "dots1": dict(n_routed_experts=4, n_shared_experts=1, num_experts_per_tok=2, first_k_dense_replace=0),
+    "gemma4": dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=96),
+    "diffusion_gemma": dict(enable_moe_block=True, num_experts=4, top_k_experts=2, moe_intermediate_size=96),
+    "glm4v_moe": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
+                                       "mrope_section": [1, 1, 2]}),
+    "hunyuan_v1_moe": dict(head_dim=16, num_experts=4, moe_topk=2),
+    "kimi_linear": dict(layer_types=["linear_attention", "full_attention"]),
+    "llama4": dict(moe_layers=[0, 1]),
+    "lfm2_moe": dict(layer_types=ATTENTION, num_dense_layers=0),
+    "dbrx": dict(rope_theta=10000.0, clip_qkv=8.0),
+    "switch_transformers": dict(decoder_start_token_id=0),
+}  # fmt: skip
+OF_FAMILY["granitemoehybrid"] = dict(layer_types=["linear_attention", "full_attention"])
+if transformers.__version__.startswith("4."):
+    OF_FAMILY["granitemoehybrid"] = dict(layer_types=["mamba", "attention"])
+    del OF_FAMILY["glm4v_moe"]
+    OF_FAMILY["qwen3_vl_moe"] = dict(rope_scaling={"rope_type": "default", "mrope_section": [2, 3, 3]})
+LAYERS = 2  # lists with an entry for each layer are cut to these
+
+
+def families() -> list[str]:
+    """Names of the families: those whose code has a class of experts or of a mixture of them."""
+    folder = pathlib.Path(transformers.__file__).parent / "models"
+    pattern = re.compile(r"^class \w*(Experts|SparseMoe|MoE|Moe)\w*\(nn\.Module", re.MULTILINE)
+    found = [path.parent.name for path in folder.glob("*/modeling_*.py") if pattern.search(path.read_text())]
+    return sorted(set(found) - {"vitpose_backbone"})  # one expert per dataset, chosen by the caller
+
+
+def shrink(config: transformers.PretrainedConfig, family: str) -> None:
+    """Makes a config tiny, and those inside it."""
+    for name, value in list(vars(config).items()):
+        if isinstance(value, transformers.PretrainedConfig):
+            shrink(value, family)
+        elif isinstance(value, (list, tuple)) and len(value) > LAYERS and re.search("layer|pattern|_types$", name):
+            _set(config, name, type(value)(value[-LAYERS:]))  # the last are sparse, and attend
+    for name, value in SIZES.items():
+        if vars(config).get(name) is not None:
+            _set(config, name, value)
+    if "kv_lora_rank" in vars(config):  # compressed keys and values are as many as queries
+        _set(config, "num_key_value_heads", 4)
+    for name, value in OF_FAMILY.get(family, {}).items():
+        _set(config, name, value)
+
+
+def _set(config: transformers.PretrainedConfig, name: str, value: object) -> None:
+    with contextlib.suppress(Exception):  # a field that is derived from others
+        setattr(config, name, value)
+
+
+class NotBuiltError(Exception):
+    """Why a family cannot be built tiny by these rules."""
+
+
+def build(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
+    """The language model of a family, or the model that there is; with experts."""
+    reasons = []
+    for model_type in CONFIG_MAPPING_NAMES:
+        if model_type_to_module_name(model_type) != family:
+            continue
+        try:
+            config = CONFIG_MAPPING[model_type]()
+            shrink(config, family)
+            for mapping in _MAPPINGS:
+                if type(config) in mapping:
+                    kind = mapping[type(config)]
+                    torch.manual_seed(0)
+                    with torch.device(device):
+                        model = (kind[0] if isinstance(kind, tuple) else kind)(config).to(dtype)
+                    if any(re.search(r"expert|linear\.weight|router_gate", name) for name, _ in model.named_parameters()):
+                        return model
+                    reasons.append(f"{model_type}: no experts")
+                    break
+        except Exception as error:
+            reasons.append(f"{model_type}: {type(error).__name__}: {error}".splitlines()[0][:200])
+    raise NotBuiltError("; ".join(reasons) or "no model of this family stands alone")
+
+
+_MAPPINGS = [
+    getattr(modeling_auto, name)
+    for name in (
+        "MODEL_FOR_CAUSAL_LM_MAPPING",
+        "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+        "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING",
+        "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING",
+        "MODEL_MAPPING",
+    )
+    if hasattr(modeling_auto, name)
+]
+
+
+def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
+    """The loss of a forward on text alone."""
+    out = model(input_ids=ids, labels=ids)
+    return out.loss if getattr(out, "loss", None) is not None else out[0].float().square().mean()
+
+
+def experts_of(model: nn.Module) -> list[str]:
+    """Names of the parameters of experts that are 3D."""
+    return [name for name, p in model.named_parameters() if p.dim() == 3 and re.search(r"experts|(in|out)put_linear", name)]
