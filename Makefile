@@ -17,7 +17,7 @@ in_build = PATH="$$(dirname "$(python)"):$$PATH"
 library = $(CURDIR)/$(BUILD)/$(PRESET)/moxie/torch/libmoxie_torch.so
 torch_version = $(shell sed -n 's/^$(1) = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 
-.PHONY: help setup build test titan train wheel bench format clean
+.PHONY: help setup build test titan train wheel bench families format clean
 
 help:
 	@echo "make test     set up, build, run every test that can run here"
