@@ -47,19 +47,13 @@ def activation_of(experts: Experts) -> str | None:
 
 def _why_not(experts: Experts, w13: Any, w2: Any) -> str:
     """Why the fused layer cannot run these experts; "" if it can."""
-    activation = activation_of(experts)
-    if activation is None:
+    if activation_of(experts) is None:
         return "its activation is none that Moxie fuses"
-    if not _HAS_OPTIONS and (activation != "swiglu" or experts.has_bias or experts.is_transposed or not experts.is_concatenated):
-        return "biases, transposed and interleaved weights are not fused yet"
     if is_converted(w13) != is_converted(w2):
         return "one of its two weights is converted, and the other is not"
     if is_converted(w13) and w13._moxie.recipe != w2._moxie.recipe:
         return "its two weights are converted with different recipes"
     return ""
-
-
-_HAS_OPTIONS = "activation" in {argument.name for argument in torch.ops.moxie.expert_mlp.default._schema.arguments}
 
 
 def experts_forward(
@@ -83,11 +77,9 @@ def experts_forward(
         conversions = [w13._moxie, w2._moxie]
         recipe = w13._moxie.recipe
         caches = {"quantized_w13": None if interleaved else _cache_of(w13, transposed), "quantized_w2": _cache_of(w2, transposed)}
-    options: dict[str, Any] = {}
-    if _HAS_OPTIONS:
-        options = {"activation": activation_of(experts), "w13_layout": "interleaved" if interleaved else "concatenated"}
-        if experts.has_bias:
-            options["b13"], options["b2"] = experts.gate_up_proj_bias, experts.down_proj_bias
+    biases: dict[str, Tensor] = {}
+    if experts.has_bias:
+        biases = {"b13": experts.gate_up_proj_bias, "b2": experts.down_proj_bias}
     offs, slot_of, row_of = _route(experts, top_k_index)
     with torch._C.DisableTorchFunctionSubclass():
         y = expert_mlp(
@@ -100,8 +92,10 @@ def experts_forward(
             row_of=row_of,
             top_k=top_k_index.shape[-1],
             weights=top_k_weights.float(),
+            activation=activation_of(experts),
+            w13_layout="interleaved" if interleaved else "concatenated",
+            **biases,
             **caches,
-            **options,
         )
     for conversion in conversions:
         note(conversion, y)

@@ -1,6 +1,5 @@
 """The experts implementation `moxie` of transformers, and its conventions: routing, sentinels, compile, fallbacks."""
 
-import warnings
 
 import pytest
 import torch
@@ -122,7 +121,7 @@ def test_weights_converted_in_two_ways_run_through_the_seams_with_a_word(device)
 
 
 @pytest.mark.parametrize("converted", (False, True))
-def test_gpt_oss_agrees_with_the_seams(converted, device):
+def test_gpt_oss_agrees_with_the_seams(converted, device, monkeypatch):
     """Its weights are transposed and interleaved, with biases and a clamped activation."""
     model, seams = fused(gpt_oss(device=device)), gpt_oss(device=device)
     for one in (model, seams):
@@ -130,9 +129,9 @@ def test_gpt_oss_agrees_with_the_seams(converted, device):
             one.model.layers[0].mlp.experts.gate_up_proj_bias.uniform_(-1, 1, generator=torch.Generator(device).manual_seed(1))
         if converted:
             moxie.quantize_(one, RECIPE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loss, grads = step(model)
+    calls = count_fused(monkeypatch)
+    loss, grads = step(model)
+    assert [name.partition(":")[0] for name in calls] == [RECIPE if converted else "bf16"]
     expected, expected_grads = step(seams)
     assert abs(loss - expected) < 5e-3 * expected
     for name in ("gate_up_proj", "down_proj"):
