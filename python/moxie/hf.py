@@ -18,6 +18,7 @@ from transformers.integrations import moe as _moe
 from moxie.converted import Conversion, _cache_of, is_converted
 from moxie.gemm import expert_mlp
 from moxie.moe import route
+from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
 from moxie.steps import note
 
@@ -31,7 +32,7 @@ _CLAMPED = ("GptOssExperts", "OpenAIPrivacyFilterExperts", "MiniMaxM3VLExperts")
 _IN_F32 = ("BeamExperts",)  # SwiGLU computed in f32, as Moxie does
 
 
-def activation_of(experts: Experts) -> str | None:
+def activation_of(experts: Experts) -> Activation | None:
     """The activation of Moxie that is the gate function of a module of experts; None if there is none."""
     if not experts.has_gate or getattr(experts, "has_post_expert_norm", False):
         return None
@@ -60,9 +61,9 @@ def experts_forward(
     experts: Experts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, recipe: str = "bf16"
 ) -> Tensor:
     """The whole block of experts, as transformers calls it: tokens [T, D], ids and weights [T, k] of their experts."""
-    w13 = experts.gate_up_proj if experts.has_gate else None
+    w13, activation = (experts.gate_up_proj, activation_of(experts)) if experts.has_gate else (None, None)
     why = "it has no gate" if w13 is None else _why_not(experts, w13, experts.down_proj)
-    if w13 is None or why:
+    if w13 is None or activation is None or why:
         if not torch.compiler.is_compiling():
             warnings.warn(
                 f"moxie.hf: {type(experts).__name__} runs as grouped_mm, whose products Moxie quantizes if they are converted: "
@@ -77,9 +78,7 @@ def experts_forward(
         conversions = [w13._moxie, w2._moxie]
         recipe = w13._moxie.recipe
         caches = {"quantized_w13": None if interleaved else _cache_of(w13, transposed), "quantized_w2": _cache_of(w2, transposed)}
-    biases: dict[str, Tensor] = {}
-    if experts.has_bias:
-        biases = {"b13": experts.gate_up_proj_bias, "b2": experts.down_proj_bias}
+    biases = (experts.gate_up_proj_bias, experts.down_proj_bias) if experts.has_bias else (None, None)
     offs, slot_of, row_of = _route(experts, top_k_index)
     with torch._C.DisableTorchFunctionSubclass():
         y = expert_mlp(
@@ -92,9 +91,10 @@ def experts_forward(
             row_of=row_of,
             top_k=top_k_index.shape[-1],
             weights=top_k_weights.float(),
-            activation=activation_of(experts),
+            activation=activation,
+            b13=biases[0],
+            b2=biases[1],
             w13_layout="interleaved" if interleaved else "concatenated",
-            **biases,
             **caches,
         )
     for conversion in conversions:

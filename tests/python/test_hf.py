@@ -1,6 +1,5 @@
 """The experts implementation `moxie` of transformers, and its conventions: routing, sentinels, compile, fallbacks."""
 
-
 import pytest
 import torch
 
