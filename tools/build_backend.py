@@ -45,7 +45,7 @@ def get_requires_for_build_editable(config_settings=None) -> list[str]:
 
 
 def build_wheel(wheel_directory, config_settings=None, metadata_directory=None):
-    # pip hides what a build prints; a terminal is reached past it.
+    # pip captures the build's output, so this line goes to the terminal itself.
     with suppress(OSError), open("/dev/tty", "w") as terminal:
         terminal.write("\nmoxie: compiles its library now, which takes minutes; `pip install -v .` shows each file\n")
     return _backend.build_wheel(wheel_directory, config_settings, metadata_directory)

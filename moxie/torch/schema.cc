@@ -115,9 +115,9 @@ TORCH_LIBRARY(moxie, m) {
       "grouped_mm(Tensor x, Tensor w, Tensor? offs=None, *, str recipe='mxfp8_rceil_128', "
       "Tensor? bias=None, ScalarType? dtype=None, Tensor[]? quantized_w=None, "
       "Tensor? main_grad=None) -> Tensor y");
-  // The same with x quantized already: qdata and its plain scales, in a block that the recipe has
-  // for activations. x itself has its shape and dtype and gets its gradient; its values are not
-  // read.
+  // The same for an x that is quantized already: qdata and plain scales, in the recipe's block for
+  // activations. x is a placeholder with the original's shape and dtype: it gets the gradient, and
+  // its values are not read.
   differentiable(
       "grouped_mm.mx(Tensor x, Tensor qdata, Tensor scale, Tensor w, Tensor? offs=None, *, "
       "str block='1x32', str recipe='mxfp8_rceil_128', Tensor? bias=None, ScalarType? dtype=None, "
@@ -284,7 +284,8 @@ TORCH_LIBRARY(moxie, m) {
   def("_recipe_names() -> str[]");
   def("_explain(str recipe, int n, int k, Device device, int rows, int? groups, ScalarType x, "
       "ScalarType w, bool needs_dx, bool needs_dw, bool main_grad) -> (str[] passes, int[] bytes)");
-  // For tests: recipes parsed and plans made so far; GPUs that are not there.
+  // For tests. _counts: the recipes parsed and the plans made so far. _pretend_gpu: plans are made
+  // for this kind of GPU, installed or not.
   def("_counts() -> int[]");
   def("_pretend_gpu(str kind, *, bool gpus_only=False) -> ()");
 

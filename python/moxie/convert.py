@@ -128,9 +128,9 @@ def quantize_(
 
     Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm,
     F.grouped_mm, F.linear, matmul, mm, bmm and addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig
-    for the 3D parameters, and a recipe, or its name, for both. Linears whose whole name matches a pattern of `skip` are left
-    alone; `filter_fn(module, name)`, if given, chooses modules instead. An `FqnToConfig` chooses by name. A key, pattern or
-    filter that matches nothing is refused.
+    for the 3D parameters, and a recipe, or its name, for both. Linears whose whole name matches a pattern of `skip`, or
+    with a side below 32, are left alone; `filter_fn(module, name)`, if given, chooses modules instead. An `FqnToConfig` chooses
+    by name. A key, pattern or filter that matches nothing is refused.
 
     >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
     >>> print(moxie.quantize_(model, "mxfp8_rceil"))

@@ -113,7 +113,8 @@ class ConvertedParameter(_Converted, nn.Parameter):
     """A parameter whose products run through Moxie."""
 
 
-_OURS = ("_moxie", "_moxie_transposed", "_moxie_is_sum", "_is_param")  # of the attributes that users may add to
+# Attributes of a parameter that are Moxie's or torch's. All others are the user's, and the plain copy keeps them.
+_OURS = ("_moxie", "_moxie_transposed", "_moxie_is_sum", "_is_param")
 
 
 def tag(parameter: nn.Parameter, conversion: Conversion, transposed: bool | None = False) -> None:

@@ -48,7 +48,7 @@ def grouped_mm(
     >>> offs = torch.tensor([4, 4, 9], dtype=torch.int32)
     >>> y = moxie.grouped_mm(x, w, offs)
     >>> y.sum().backward()
-    >>> y.shape, w.grad[1].abs().max().item(), x.grad[9].abs().max().item()  # an empty group, a row of none
+    >>> y.shape, w.grad[1].abs().max().item(), x.grad[9].abs().max().item()  # group 1 is empty; row 9 is in no group
     (torch.Size([10, 32]), 0.0, 0.0)
     """
     if any_dtensor(x, w, bias):
@@ -415,12 +415,13 @@ def live_cache(cache: WeightCache | None, w: Tensor) -> WeightCache | None:
 
 
 def halves_of_interleaved(w: Tensor) -> Tensor:
-    """A view [G, 2, F, ..] of w13 or b13 [G, 2F, ..] whose rows of gate and up alternate: gates, then ups."""
+    """w13 or b13 [G, 2F, ..] with alternating gate and up rows, as a view [G, 2, F, ..]: [:, 0] has the gate rows, [:, 1] the up
+    rows."""
     return w.unflatten(1, (-1, 2)).transpose(1, 2)
 
 
 def concatenated(w: Tensor) -> Tensor:
-    """The same as a copy, [G, 2F, ..]."""
+    """A copy of w13 or b13 [G, 2F, ..] with alternating gate and up rows, with the gate rows first."""
     return halves_of_interleaved(w).flatten(1, 2)
 
 

@@ -30,7 +30,7 @@ from moxie.mx_tensor import MXTensor, with_gradient_to
 from moxie.torchao_linear import MXFP8Linear
 from moxie.torchao_objects import config_from_torchao
 
-# Later names of the same configs.
+# torchao renamed these configs later; both names work.
 TrainingOpBaseConfig = GroupedMMConfig
 MXFP8TrainingOpConfig = MXFP8GroupedMMConfig
 Float8TrainingOpConfig = FP8GroupedMMConfig

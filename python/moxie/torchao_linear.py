@@ -12,7 +12,8 @@ class MXFP8Linear(MXLinear):
     """nn.Linear in MXFP8: blocks of 1x32, the scale rounded up (RCEIL), as torchao's layer of this name.
 
     On Hopper blocks of 1x32 have no FP8 product; `config="mxfp8_rceil_128"`, the default of `moxie.MXLinear`, has.
-    `config` is in place of the other three; they may be assigned to later.
+    Give `config`, or the three arguments kernel_preference, scale_calculation_mode and wgrad_with_hp. These three can be
+    assigned to after construction.
 
     >>> from moxie.torchao_compat import MXFP8Linear
     >>> MXFP8Linear(64, 96, bias=False, wgrad_with_hp=True).wgrad_with_hp

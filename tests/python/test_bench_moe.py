@@ -1,4 +1,4 @@
-"""bench/moe.py: every line computes the same layer, and the report says what the tables of docs/MOE.md need."""
+"""bench/moe.py: every implementation it measures computes the same layer, and the report holds what docs/MOE.md needs."""
 
 import json
 import pathlib

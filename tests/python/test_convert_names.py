@@ -111,17 +111,17 @@ def test_what_nothing_uses_is_warned_of_once():
     class Odd(nn.Module):
         def __init__(self):
             super().__init__()
-            self.experts, self.position = TitanExperts(), nn.Parameter(torch.randn(2, 32, DIM))
+            self.experts, self.offsets = TitanExperts(), nn.Parameter(torch.randn(2, 32, DIM))
 
         def forward(self, x, offs):
-            return self.experts(x + self.position[0, :8], offs)
+            return self.experts(x + self.offsets[0, :8], offs)
 
     model = Odd().bfloat16()
     report = moxie.quantize_(model, GROUPED)
     x, offs = torch.randn(8, DIM, dtype=torch.bfloat16), torch.tensor([1, 2, 3, 8], dtype=torch.int32)
-    with pytest.warns(UserWarning, match="position converted, but the model's forward never multiplied"):
+    with pytest.warns(UserWarning, match="offsets converted, but the model's forward never multiplied"):
         model(x, offs)
-    assert report.unused == ["position"]
+    assert report.unused == ["offsets"]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         model(x, offs)

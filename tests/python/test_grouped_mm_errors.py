@@ -212,7 +212,7 @@ def test_a_bad_gradient_to_add_to_is_refused_and_left_alone():
 
 
 def test_scales_may_come_as_bytes(device):
-    """As the buffers of a cache are under inductor, which lets no op write e8m0."""
+    """Weight caches hold scales as uint8 under inductor, because it lets no op write e8m0."""
     to = lambda form: [t.to(device) for t in form]
     x, w, ends = to(X8[:2]), to(W8[:2]), OFFS.to(device)
     expected = moxie.grouped_fwd(*x, *w, ends, **RECIPE)

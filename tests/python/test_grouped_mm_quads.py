@@ -132,7 +132,7 @@ def test_quads_of_blocks_of_32_are_refused():
         ValueError, match="quantize_rowwise: scales in quads need blocks of 128 columns in the rowwise form, got 1x32"
     ):
         moxie.quantize_rowwise(x, scale_layout="quads")
-    with pytest.raises(ValueError, match="for blocks of 128 rows in the colwise form, got 32x1"):
+    with pytest.raises(ValueError, match="quantize_both: scales in quads need blocks of 128 rows in the colwise form, got 32x1"):
         moxie.quantize_both(x, rowwise_block="1x128", scale_layout="quads")
 
 

@@ -18,7 +18,7 @@ def tensors_in(args, kwargs) -> dict[str, torch.Tensor]:
 
 def checks_for(args, kwargs, fp8_inside: bool = False) -> list[str]:
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    # The schema check multiplies what ops take, which FP8 tensors do not support. The tests on bytes below stand in for it.
+    # test_schema does arithmetic on the op's inputs, which FP8 dtypes do not support; the tests on bytes below replace it.
     return checks[1:] if fp8_inside or any(t.dtype in FP8 for t in tensors_in(args, kwargs).values()) else checks
 
 

@@ -1,8 +1,8 @@
-"""`moxie train --resume` in folders in which one file was changed by somebody who knows its form and checksum.
+"""`moxie train --resume` in folders in which one file was changed, with its structure and checksum kept valid.
 
-An error, a word about it, or the same bytes; no crash, no hang, less than a gigabyte. tests/cli/run_mutations_test.cc does the
-same to what reads the files, a thousand times as often. MOXIE_PROGRAM_FUZZ_CASES folders (6); MOXIE_CLI may name a program that
-was built with MOXIE_SANITIZE.
+Resuming must fail with an error, print a note or give the same bytes; it must not crash, hang or take a gigabyte. The readers
+alone are tested in the same way, with a thousand times as many cases, in tests/cli/run_mutations_test.cc.
+MOXIE_PROGRAM_FUZZ_CASES is the number of folders (6); MOXIE_CLI may name a program that was built with MOXIE_SANITIZE.
 """
 
 import collections

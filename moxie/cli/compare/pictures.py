@@ -106,7 +106,7 @@ def style(theme):
 
 
 def line(index, theme, thin=False):
-    """How the lines of a recipe look. The base's is broad, so that it shows below one that is equal."""
+    """The line style of a recipe. The baseline's line is wider, so it stays visible under a curve that coincides with it."""
     look = {"color": theme["recipes"][index % len(theme["recipes"])], "linestyle": DASHES[index % len(DASHES)],
             "linewidth": (1 if thin else 2) * (1 if index else 2), "alpha": 0.55 if thin else 1}
     return look if thin else {**look, "marker": MARKERS[index % len(MARKERS)], "markersize": 5 if index else 8}

@@ -31,7 +31,7 @@ struct Flags {
   bool json = false;
 };
 
-// A resumed run keeps its config; only fields that do not change its results may differ.
+// A resumed run keeps its config. Only `steps`, and fields that do not change results, may differ.
 Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::string& folder) {
   Config config = flags.resumed(saved);
   for (const Field& field : fields()) {

@@ -79,7 +79,7 @@ void check_newest(const RunFolder& folder, RunState& state) {
               "' is not the checkpoint that '", folder.metrics(), "' notes for step ", step,
               ": its checksum is ", printable(newest.checksum), ", not ",
               printable(ledger.checkpoint),
-              "; one of the two was edited or damaged, and without it the run goes on");
+              "; one of the two was edited or damaged: remove that one, and the run goes on");
   if (ledger.checkpoint.empty())
     state.notes.push_back("'" + newest.path + "' is unchecked but for its own checksum, as '" +
                           folder.metrics() + "' does not note it");

@@ -19,9 +19,10 @@ struct PublishedSeries {
   int64_t tokens = 0;
   Path path = Path::kForwarded;
   bool once_per_rank = true;
-  int64_t experts = 0;           // of the layer, or 0 and
-  int64_t experts_per_rank = 0;  // of a rank
-  int64_t kept_domains = 0;      // the most domains that a token may go to; 0: no limit
+  // Of these two, one is given and the other is 0.
+  int64_t experts = 0;  // of the layer
+  int64_t experts_per_rank = 0;
+  int64_t kept_domains = 0;  // the most domains that a token may go to; 0: no limit
   Counted counted = Counted::kDomains;
 };
 
@@ -30,8 +31,9 @@ struct PublishedLeg {
   int64_t ranks = 0;
   Leg leg = Leg::kDispatchX;  // or kCombineY
   double row_bytes = 0;       // of their format
-  double gb_per_s = 0;        // as published, or 0 and
-  double microseconds = 0;    // as published
+  // As published: one is given and the other is 0.
+  double gb_per_s = 0;
+  double microseconds = 0;
 };
 
 std::span<const PublishedLeg> published_legs();

@@ -1,8 +1,9 @@
-// The order of tiles in wgrad. Pairs at the same depth of the same group share operands through L2,
-// so all pairs go through a group together in rounds of one tile per pair: in bands of columns, and
-// row by row within a band. The last 0.5 to 1.5 rounds of every group are held back to the end of
-// the kernel, where each tile goes to the pair that is free first (left_over). If a group has less
-// than half a round of tiles, the tiles of all groups are dealt out in order (dealt).
+// The order of tiles in wgrad. A pair is the two CTAs of a cluster; a group's depth is its rows,
+// the contraction. Pairs that work on the same rows of a group share operands through L2, so all
+// pairs go through a group together in rounds of one tile per pair: in bands of columns, and row by
+// row within a band. The last 0.5 to 1.5 rounds of every group are held back to the end of the
+// kernel, where each tile goes to the pair that is free first (left_over). If a group has less than
+// half a round of tiles, the tiles of all groups are dealt out in order (dealt).
 #pragma once
 
 #include "moxie/core/gemm/tile_queue.cuh"

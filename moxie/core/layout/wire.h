@@ -18,18 +18,23 @@
 
 namespace moxie {
 
-// What memory reads and writes at once: every row of a message begins at a multiple of it.
+// Rows are padded to 16 bytes, the widest load and store of a GPU's thread, so every row begins at
+// a multiple of it from the start of its message.
 inline constexpr int64_t kWireAlignment = 16;
 
 inline constexpr int64_t kPairOfXBytes = 8;   // int32 row, f32 weight
 inline constexpr int64_t kPairOfDxBytes = 4;  // f32 <da, a>
 
+// A row of elements and, of quantized ones, their scales.
+constexpr int64_t wire_row_bytes(int64_t element_bytes, int64_t scale_bytes) {
+  return round_up(element_bytes + scale_bytes, kWireAlignment);
+}
 // A row in e4m3 with a scale for each 1 x block.
 constexpr int64_t fp8_row_bytes(int64_t dim, int64_t block) {
-  return round_up(dim + ceil_div(dim, block), kWireAlignment);
+  return wire_row_bytes(dim, ceil_div(dim, block));
 }
 constexpr int64_t plain_row_bytes(int64_t dim, int64_t element_bytes) {
-  return round_up(dim * element_bytes, kWireAlignment);
+  return wire_row_bytes(dim * element_bytes, 0);
 }
 
 struct WireRows {
@@ -57,11 +62,9 @@ constexpr int64_t message_bytes(const WireRows& wire, Leg leg, int64_t tokens, i
   return 0;
 }
 
-// Before them each rank tells each rank how many pairs every of its experts gets, and three numbers
-// more: unique tokens, and two that must fit together (exchange.h).
+// Before the first leg each rank sends each rank int32 counts: for each of the receiver's experts
+// its pairs; then the unique tokens, what the sender's call wants of backward, and a number that is
+// equal on ranks whose calls fit together (torch/exchange/places.h).
 inline constexpr int64_t kCountsBesideExperts = 3;
-constexpr int64_t counts_bytes(int64_t world_size, int64_t local_experts) {
-  return world_size * (local_experts + kCountsBesideExperts) * 4;
-}
 
 }  // namespace moxie

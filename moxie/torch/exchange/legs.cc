@@ -13,13 +13,15 @@ namespace {
 
 Tensor bytes_of(const Tensor& matrix) { return dense(matrix).view(at::kByte); }
 
-// Parts of rows side by side, with zeros to a multiple of 16.
-Tensor as_rows(std::vector<Tensor> parts) {
-  int64_t width = 0;
-  for (const Tensor& part : parts) width += part.size(1);
-  const int64_t padding = round_up(width, kWireAlignment) - width;
-  if (padding) parts.push_back(parts[0].new_zeros({parts[0].size(0), padding}));
-  return parts.size() == 1 ? parts[0] : at::cat(parts, 1);
+// Rows of a message: elements, their scales if there are any, and zeros.
+Tensor as_rows(const Tensor& elements, const OptionalTensor& scale) {
+  std::vector<Tensor> parts{elements};
+  if (scale) parts.push_back(*scale);
+  const int64_t scale_bytes = scale ? scale->size(1) : 0;
+  const int64_t padding =
+      wire_row_bytes(elements.size(1), scale_bytes) - elements.size(1) - scale_bytes;
+  if (padding) parts.push_back(elements.new_zeros({elements.size(0), padding}));
+  return parts.size() == 1 ? elements : at::cat(parts, 1);
 }
 
 // Columns of rows, as a matrix of another dtype.
@@ -84,7 +86,8 @@ std::pair<Tensor, Tensor> unpacked_messages(const Tensor& received, const PartFo
 // Of each pair that leaves: int32 row, f32 weight.
 Tensor pairs_of_x(const Places& places, const Weights& weights) {
   const Tensor by_row = dense(weights.of_slots).flatten().index_select(0, weights.slot_of);
-  return at::stack({places.row_in_message, by_row.view(at::kInt)}, 1).view(at::kByte);
+  const Tensor pairs = at::stack({places.row_in_message, by_row.view(at::kInt)}, 1);
+  return pairs.view(at::kByte).view({-1, kPairOfXBytes});
 }
 
 // Those that arrived, as the rows of the experts are in order.
@@ -108,11 +111,10 @@ void read_pairs(const Tensor& pairs, const Places& places, Dispatched& out) {
 Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights>& weights) {
   const auto& [group, places, tokens, what] = args;
   const at::ScalarType dtype = tokens.data.scalar_type();
-  std::vector<Tensor> parts{bytes_of(tokens.data)};
-  if (tokens.scale) parts.push_back(bytes_of(*tokens.scale));
-  const int64_t data_bytes = parts[0].size(1);
-  const int64_t scale_bytes = tokens.scale ? parts[1].size(1) : 0;
-  const Tensor rows = as_rows(std::move(parts)).index_select(0, places.token_of);
+  const Tensor elements = bytes_of(tokens.data);
+  OptionalTensor scale;
+  if (tokens.scale) scale = bytes_of(*tokens.scale);
+  const Tensor rows = as_rows(elements, scale).index_select(0, places.token_of);
   const Tensor pairs =
       weights ? pairs_of_x(places, *weights) : rows.new_empty({places.out.num_pairs(), 0});
   const Part rows_out{rows, places.out.tokens}, pairs_out{pairs, places.out.pairs};
@@ -123,9 +125,10 @@ Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights
                        {sizes_of(rows_out, pairs_out), sizes_of(rows_in, pairs_in)}, what);
   const auto [rows_received, pairs_received] = unpacked_messages(received, rows_in, pairs_in);
   Dispatched out;
-  out.tokens.data = columns(rows_received, 0, data_bytes, dtype);
-  if (tokens.scale)
-    out.tokens.scale = columns(rows_received, data_bytes, scale_bytes, tokens.scale->scalar_type());
+  out.tokens.data = columns(rows_received, 0, elements.size(1), dtype);
+  if (scale)
+    out.tokens.scale =
+        columns(rows_received, elements.size(1), scale->size(1), tokens.scale->scalar_type());
   if (weights) read_pairs(pairs_received, places, out);
   return out;
 }
@@ -137,8 +140,9 @@ Combined combine_rows(const CombineArgs& args) {
     return bytes_of(matrix).index_select(0, arrival);
   };
   const Tensor nothing = at::empty({places.in.num_pairs(), 0}, arrival.options().dtype(at::kByte));
-  const Tensor row_bytes = rows.defined() ? as_rows({of_arrival(rows)}) : nothing;
-  const Tensor pair_bytes = of_pairs.defined() ? of_arrival(of_pairs.unsqueeze(1)) : nothing;
+  const Tensor row_bytes = rows.defined() ? as_rows(of_arrival(rows), {}) : nothing;
+  const Tensor pair_bytes =
+      of_pairs.defined() ? of_arrival(of_pairs.unsqueeze(1)).view({-1, kPairOfDxBytes}) : nothing;
   const Part rows_out{row_bytes, places.in.pairs}, pairs_out{pair_bytes, places.in.pairs};
   const PartFormat rows_in{row_bytes.size(1), places.out.pairs};
   const PartFormat pairs_in{pair_bytes.size(1), places.out.pairs};

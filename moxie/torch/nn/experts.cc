@@ -150,7 +150,8 @@ void GroupedExpertsImpl::load_weights(const ExpertWeights& weights) {
   }
   if (w1_given) w13_given = at::cat({*w1_given, *w3_given}, 1);
   const auto as_taken = [&](const at::Tensor& w) { return options_.transposed ? w.mT() : w; };
-  // Gate and up of this module's own.
+  // Copies gate and up rows, given concatenated, into w13 or b13 in the layout that the module
+  // stores.
   const auto copy13 = [&](const at::Tensor& own, const at::Tensor& given) {
     if (stored13().interleaved)
       ops::halves_of_interleaved(own).copy_(given.unflatten(1, {2, -1}));

@@ -53,9 +53,9 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
  public:
   explicit GroupedExpertsImpl(const ExpertsOptions& options);
 
-  // rows [R, D] in groups -> [R, D]; without offs there is one expert. With a permutation x is
-  // tokens, and what becomes of them is the rows; with weights f32 [T, k] too, the weighted sum of
-  // each token's rows, [T, D].
+  // Rows [R, D] in groups -> [R, D]; without offs there is one expert. With a permutation, x holds
+  // tokens [T, D], and forward permutes them into rows first. With weights f32 [T, k] too, the
+  // result is the weighted sum of each token's rows, [T, D].
   at::Tensor forward(const at::Tensor& x, const std::optional<at::Tensor>& offs = std::nullopt,
                      const ops::Permutation& permutation = {},
                      const std::optional<at::Tensor>& weights = std::nullopt);

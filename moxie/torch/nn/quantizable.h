@@ -16,7 +16,8 @@ class Quantizable {
   virtual const std::string& recipe() const = 0;
   // "bf16" turns quantization off. Refuses a recipe that there is none of.
   virtual void set_recipe(const std::string& recipe) = 0;
-  // While on, weights are quantized here and by refresh(), and by no forward (weight_cache.h).
+  // With the cache on, this call and refresh() quantize the weights, and forward reads the result
+  // (weight_cache.h).
   virtual void set_weight_cache(bool on) = 0;
   virtual void refresh() = 0;
 

@@ -56,7 +56,7 @@ class RouterImpl : public torch::nn::Module {
   const at::Tensor& load() const { return load_; }
   using torch::nn::Module::load;  // an archive
 
-  // The bias stays f32: its steps are smaller than those of bf16.
+  // The bias stays f32: bf16 cannot hold updates as small as bias_rate.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;

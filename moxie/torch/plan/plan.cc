@@ -140,8 +140,7 @@ bool has_blocks_of(int length, const Recipe& recipe) {
 //   Hopper's kernel  quads, if all blocks are 128 long along the contraction; else plain, which are
 //                    converted for each GEMM
 //   Blackwell        swizzled
-//   a GPU that decodes  swizzled, if all blocks are 32 long: its kernels write and read those
-//   faster
+//   GPU that decodes swizzled, if all blocks are 32 long: kernels write and read those faster
 //                    (docs/kernels/quantize.md); larger blocks repeat their scales and gain little
 ScaleLayout layout_of(const PlanArgs& args, Kernel forward) {
   const auto if_blocks_of = [&](int length, ScaleLayout layout) {

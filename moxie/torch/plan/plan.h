@@ -21,7 +21,7 @@ enum class Kernel : uint8_t {
   kMm,            // torch's dense GEMM, once per group
   kTorchGrouped,  // torch._grouped_mm
   kProduct,       // Moxie's simple CUDA kernel: any sizes, f32 results, adds to a main gradient
-  kMasked,        // on a GPU, for dtypes that only the identity recipe has: one GEMM per group
+  kMasked,        // f64 on a GPU: for each group a GEMM over all rows, the others' masked
   kSm90,          // Moxie's FP8 kernel for Hopper; on a CPU its reference
   kSm90Rows,      // torch._scaled_grouped_mm with a scale per row: Hopper
   kSm100,         // torch._scaled_grouped_mm with block scales: Blackwell
