@@ -6,7 +6,6 @@
 R = T * k. No token is dropped and nothing waits for the device.
 """
 
-import dataclasses
 import functools
 import math
 from collections.abc import Sequence
@@ -19,6 +18,8 @@ from moxie import gemm, moe
 from moxie.dtensors import any_dtensor
 from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
+from moxie.router import Router, check_choice
+from moxie.router import Routing as Routing  # a name of this module, too
 from moxie.stats import PARTS, STATS
 
 if TYPE_CHECKING:
@@ -30,129 +31,11 @@ _ops = torch.ops.moxie
 Matrices = Tensor | Sequence[Tensor]  # a matrix per expert: stacked, or one by one
 
 
-@dataclasses.dataclass
-class Routing:
-    """The result of a Router. `loss` is the weighted sum of its losses, 0 if it has none."""
-
-    ids: Tensor  # int32 [T, k]
-    weights: Tensor  # f32 [T, k]
-    loss: Tensor  # f32 []
-
-
 class Uncast:
     """Carries a tensor into a module as it is: FSDP2's mixed precision casts the tensors among a module's arguments."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
-
-
-class Router(nn.Module):
-    """Chooses top_k experts per token and their weights.
-
-    `score` turns logits into scores: softmax over the experts, or sigmoid each. `normalize` makes the k weights of a token add
-    up to 1; `scale` multiplies them. `balance`: none; bias (a bias per expert, added to the scores for the choice alone, which
-    `update_bias_()` moves against the load); or loss (the classic auxiliary loss, times `loss_weight`). `z_loss_weight` adds the
-    mean squared logsumexp of the logits.
-
-    >>> router = moxie.nn.Router(16, num_experts=4, top_k=2, score="sigmoid", balance="bias")
-    >>> routing = router(torch.randn(5, 16))
-    >>> routing.ids.shape, routing.weights.shape
-    (torch.Size([5, 2]), torch.Size([5, 2]))
-    """
-
-    bias: Tensor  # where balance is bias
-    load: Tensor
-    member: "Member | None" = None  # of the ranks whose tokens count together (expert_parallel.py)
-
-    def __init__(
-        self,
-        dim: int,
-        num_experts: int,
-        top_k: int,
-        *,
-        score: Literal["softmax", "sigmoid"] = "softmax",
-        normalize: bool = True,
-        scale: float = 1.0,
-        balance: Literal["none", "bias", "loss"] = "none",
-        bias_rate: float = 1e-3,
-        loss_weight: float = 1e-2,
-        z_loss_weight: float = 0.0,
-        device=None,
-        dtype=None,
-    ):
-        super().__init__()
-        _check("Router", "score", score, ("softmax", "sigmoid"))
-        _check("Router", "balance", balance, ("none", "bias", "loss"))
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"Router: top_k must be 1 to the {num_experts} experts, got {top_k}")
-        self.num_experts, self.top_k, self.score, self.normalize, self.scale = num_experts, top_k, score, normalize, scale
-        self.balance, self.bias_rate, self.loss_weight, self.z_loss_weight = balance, bias_rate, loss_weight, z_loss_weight
-        self.has_loss = balance == "loss" or z_loss_weight != 0
-        self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
-        if balance == "bias":
-            self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
-        # Rows that each expert got in training since reset_load_(). Reading it waits for the device; nothing here does.
-        self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
-
-    @torch.no_grad()
-    def reset_parameters(self) -> None:
-        self.gate.reset_parameters()
-        if self.balance == "bias":
-            self.bias.zero_()
-        self.reset_load_()
-
-    def forward(self, x: Tensor) -> Routing:
-        logits = moe.gate_logits(x, self.gate.weight)
-        weights, ids, counts = _ops._select_experts(
-            logits,
-            self.bias if self.balance == "bias" else None,
-            self.top_k,
-            sigmoid=self.score == "sigmoid",
-            normalize=self.normalize,
-            scale=self.scale,
-        )
-        if self.training:
-            _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
-        return Routing(ids, weights, self._loss(logits, counts))
-
-    def _apply(self, fn, recurse: bool = True):
-        bias = self._buffers.get("bias")
-        super()._apply(fn, recurse)
-        if bias is not None and self.bias.dtype != torch.float32:
-            self.bias = bias.to(self.bias.device)  # its steps are smaller than bf16's
-        return self
-
-    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
-        if self.member is not None:
-            from moxie import expert_parallel
-
-            return expert_parallel.router_loss(self, self.member, logits, counts)
-        loss = logits.new_zeros(())
-        tokens = max(logits.shape[0], 1)
-        if self.balance == "loss":
-            # E * sum of (share of the rows) * (mean probability): 1 when both are even.
-            scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
-            probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
-            share = counts.to(scores.dtype) / (tokens * self.top_k)
-            loss = loss + self.loss_weight * self.num_experts * (share * probability.sum(0) / tokens).sum()
-        if self.z_loss_weight != 0:
-            loss = loss + self.z_loss_weight * logits.logsumexp(-1).square().sum() / tokens
-        return loss
-
-    @torch.no_grad()
-    def update_bias_(self) -> None:
-        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step; over a group,
-        on every rank: the load is that of all ranks."""
-        if self.balance != "bias":
-            raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
-        load = self.load if self.member is None else _ops._sum_over_group(self.load, self.member.name, "the load of experts")
-        load = load.to(torch.float32)
-        self.bias += self.bias_rate * torch.sign(load.mean() - load)
-        self.reset_load_()
-
-    @torch.no_grad()
-    def reset_load_(self) -> None:
-        self.load.zero_()
 
 
 class GroupedExperts(nn.Module):
@@ -207,9 +90,9 @@ class GroupedExperts(nn.Module):
         dtype=None,
     ):
         super().__init__()
-        _check("GroupedExperts", "keep", keep, ("h", "h_fp8"))
-        _check("GroupedExperts", "activation", activation, ("swiglu", "clamped_swiglu"))
-        _check("GroupedExperts", "w13_layout", w13_layout, ("concatenated", "interleaved"))
+        check_choice("GroupedExperts", "keep", keep, ("h", "h_fp8"))
+        check_choice("GroupedExperts", "activation", activation, ("swiglu", "clamped_swiglu"))
+        check_choice("GroupedExperts", "w13_layout", w13_layout, ("concatenated", "interleaved"))
         self.keep, self.activation, self.w13_layout = keep, activation, w13_layout
         self.transposed, self.main_grad = transposed, main_grad
         self.collect_stats = collect_stats
@@ -542,8 +425,3 @@ def _check_bias(name: str, given: Tensor | None, own: Tensor | None) -> None:
         raise ValueError(f"GroupedExperts.load_weights_: these experts have no biases, got {name}")
     if given.shape != own.shape:
         raise ValueError(f"GroupedExperts.load_weights_: {name} must be {list(own.shape)}, got {list(given.shape)}")
-
-
-def _check(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{op}: {argument} must be one of {', '.join(known)}, got {value!r}")

@@ -1,0 +1,137 @@
+"""The router of a mixture-of-experts layer: which experts a token goes to, and with what weights."""
+
+import dataclasses
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor, nn
+
+from moxie import moe
+
+if TYPE_CHECKING:
+    from moxie.expert_parallel import Member
+
+_ops = torch.ops.moxie
+
+
+@dataclasses.dataclass
+class Routing:
+    """The result of a Router. `loss` is the weighted sum of its losses, 0 if it has none."""
+
+    ids: Tensor  # int32 [T, k]
+    weights: Tensor  # f32 [T, k]
+    loss: Tensor  # f32 []
+
+
+class Router(nn.Module):
+    """Chooses top_k experts per token and their weights.
+
+    `score` turns logits into scores: softmax over the experts, or sigmoid each. `normalize` makes the k weights of a token add
+    up to 1; `scale` multiplies them. `balance`: none; bias (a bias per expert, added to the scores for the choice alone, which
+    `update_bias_()` moves against the load); or loss (the classic auxiliary loss, times `loss_weight`). `z_loss_weight` adds the
+    mean squared logsumexp of the logits.
+
+    >>> router = moxie.nn.Router(16, num_experts=4, top_k=2, score="sigmoid", balance="bias")
+    >>> routing = router(torch.randn(5, 16))
+    >>> routing.ids.shape, routing.weights.shape
+    (torch.Size([5, 2]), torch.Size([5, 2]))
+    """
+
+    bias: Tensor  # where balance is bias
+    load: Tensor
+    member: "Member | None" = None  # of the ranks whose tokens count together (expert_parallel.py)
+
+    def __init__(
+        self,
+        dim: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        score: Literal["softmax", "sigmoid"] = "softmax",
+        normalize: bool = True,
+        scale: float = 1.0,
+        balance: Literal["none", "bias", "loss"] = "none",
+        bias_rate: float = 1e-3,
+        loss_weight: float = 1e-2,
+        z_loss_weight: float = 0.0,
+        device=None,
+        dtype=None,
+    ):
+        super().__init__()
+        check_choice("Router", "score", score, ("softmax", "sigmoid"))
+        check_choice("Router", "balance", balance, ("none", "bias", "loss"))
+        if not 1 <= top_k <= num_experts:
+            raise ValueError(f"Router: top_k must be 1 to the {num_experts} experts, got {top_k}")
+        self.num_experts, self.top_k, self.score, self.normalize, self.scale = num_experts, top_k, score, normalize, scale
+        self.balance, self.bias_rate, self.loss_weight, self.z_loss_weight = balance, bias_rate, loss_weight, z_loss_weight
+        self.has_loss = balance == "loss" or z_loss_weight != 0
+        self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
+        if balance == "bias":
+            self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
+        # Rows that each expert got in training since reset_load_(). Reading it waits for the device; nothing here does.
+        self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        self.gate.reset_parameters()
+        if self.balance == "bias":
+            self.bias.zero_()
+        self.reset_load_()
+
+    def forward(self, x: Tensor) -> Routing:
+        logits = moe.gate_logits(x, self.gate.weight)
+        weights, ids, counts = _ops._select_experts(
+            logits,
+            self.bias if self.balance == "bias" else None,
+            self.top_k,
+            sigmoid=self.score == "sigmoid",
+            normalize=self.normalize,
+            scale=self.scale,
+        )
+        if self.training:
+            _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
+        return Routing(ids, weights, self._loss(logits, counts))
+
+    def _apply(self, fn, recurse: bool = True):
+        bias = self._buffers.get("bias")
+        super()._apply(fn, recurse)
+        if bias is not None and self.bias.dtype != torch.float32:
+            self.bias = bias.to(self.bias.device)  # bf16 cannot hold updates as small as bias_rate
+        return self
+
+    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
+        if self.member is not None:
+            from moxie import expert_parallel
+
+            return expert_parallel.router_loss(self, self.member, logits, counts)
+        loss = logits.new_zeros(())
+        tokens = max(logits.shape[0], 1)
+        if self.balance == "loss":
+            # E * sum of (share of the rows) * (mean probability): 1 when both are even.
+            scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
+            probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
+            share = counts.to(scores.dtype) / (tokens * self.top_k)
+            loss = loss + self.loss_weight * self.num_experts * (share * probability.sum(0) / tokens).sum()
+        if self.z_loss_weight != 0:
+            loss = loss + self.z_loss_weight * logits.logsumexp(-1).square().sum() / tokens
+        return loss
+
+    @torch.no_grad()
+    def update_bias_(self) -> None:
+        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step; over a group,
+        on every rank: the load is that of all ranks."""
+        if self.balance != "bias":
+            raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
+        load = self.load if self.member is None else _ops._sum_over_group(self.load, self.member.name, "the load of experts")
+        load = load.to(torch.float32)
+        self.bias += self.bias_rate * torch.sign(load.mean() - load)
+        self.reset_load_()
+
+    @torch.no_grad()
+    def reset_load_(self) -> None:
+        self.load.zero_()
+
+
+def check_choice(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{op}: {argument} must be one of {', '.join(known)}, got {value!r}")
