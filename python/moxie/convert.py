@@ -18,7 +18,7 @@ from moxie.gemm import WeightCache
 from moxie.linear import MXLinear, own_forward
 from moxie.nn import GroupedExperts
 from moxie.report import Entry, Report, WarnUnused
-from moxie.skip import LM_SKIP, why_no_experts, why_too_small
+from moxie.skip import LM_SKIP, is_skipped, why_no_experts, why_too_small
 from moxie.steps import BeginStep, Clock, NoteForward
 from moxie.torchao_objects import config_from_torchao
 
@@ -188,8 +188,7 @@ def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn |
         elif not target.accepts(config):
             reason = f"{type(config).__name__} is for {'3D parameters' if target.is_linear else 'linears'}"
         elif target.is_linear and skip:
-            skipped = any(re.fullmatch(pattern, target.fqn) for pattern in skip)
-            reason = reason or ("on the skip list" if skipped else why_too_small(target.parameter))
+            reason = reason or ("on the skip list" if is_skipped(target.fqn, skip) else why_too_small(target.parameter))
         chosen.append((target, None if reason else config, reason))
     if not any(one is not None for _, one, _ in chosen):
         why = "; ".join(f"{target.fqn or '(root)'}: {reason}" for target, _, reason in chosen[:5])

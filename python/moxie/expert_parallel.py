@@ -36,6 +36,15 @@ class Member:
         name: Any = self.name  # some versions of torch have a type of their own for it
         return dist.distributed_c10d._resolve_process_group(name)
 
+    def refuse_tokens_of_group(self, x: Any) -> None:
+        """Raises for a DTensor over the group: every rank would send all of its tokens, and gradients would count them again."""
+        mesh = x.device_mesh
+        if any(mesh.get_group(dim).group_name == self.name for dim in range(mesh.ndim)):
+            raise ValueError(
+                f"MoE: x must hold this rank's tokens as a plain tensor, got a DTensor over the ep_group '{self.name}'; give "
+                "x.to_local() of one that is sharded by tokens"
+            )
+
 
 # What layers over a group have no choice of.
 PLAIN = {
@@ -89,17 +98,22 @@ def join(group: Any, settings: Mapping[str, Any]) -> Member:
 
 
 def check_wire(wire: Wire | None, recipe: AnyRecipe) -> None:
-    if wire == "fp8" and default_wire(recipe) != "fp8":
+    if wire == "fp8" and not _fits_fp8(recipe):
         raise ValueError(f"MoE: wire fp8 takes recipes that quantize all three passes in blocks of a row, got {recipe}")
 
 
-def default_wire(recipe: AnyRecipe) -> Wire:
-    """FP8 where the recipe quantizes x and dy in blocks along a row for all three passes, so that nothing is lost on the way."""
+def _fits_fp8(recipe: AnyRecipe) -> bool:
+    """Whether the recipe quantizes x and dy in blocks along a row for all three passes."""
     if str(recipe).partition(":")[0] == "identity":
-        return "unquantized"
+        return False
     made = Recipe.from_name(str(recipe))
-    in_blocks = made.scaling == "block" and not made.wgrad_with_hp and made.activations.startswith("1x")
-    return "fp8" if in_blocks else "unquantized"
+    return made.scaling == "block" and not made.wgrad_with_hp and made.activations.startswith("1x")
+
+
+def default_wire(recipe: AnyRecipe) -> Wire:
+    """FP8 where it costs next to nothing: the forms for wgrad are made from FP8 tokens, and by the rules floor and even these
+    would saturate a second time."""
+    return "fp8" if _fits_fp8(recipe) and Recipe.from_name(str(recipe)).rule in ("rceil", "ceil") else "unquantized"
 
 
 class ParallelExperts(GroupedExperts):
@@ -131,11 +145,13 @@ class ParallelExperts(GroupedExperts):
         with torch.no_grad():
             for weight in (self.w13, self.w2):
                 bound = weight.shape[-1] ** -0.5
-                drawn = torch.empty_like(weight[0])
+                own, before = _shard_of_experts(weight)
+                drawn = torch.empty_like(own[0]) if len(own) else own.new_empty(own.shape[1:])
                 for expert in range(0 if weight.is_meta else self.num_experts):
                     nn.init.uniform_(drawn, -bound, bound)
-                    if first <= expert < first + local:
-                        weight[expert - first].copy_(drawn)
+                    at = expert - first - before
+                    if first <= expert < first + local and 0 <= at < len(own):
+                        own[at].copy_(drawn)
         self.reset_stats_()
 
     def forward(
@@ -159,6 +175,25 @@ class ParallelExperts(GroupedExperts):
 
     def extra_repr(self) -> str:
         return f"{self.num_experts} experts over {self.member.size} ranks of group {self.member.name!r}, wire {self.wire}"
+
+
+def _shard_of_experts(weight: Tensor) -> tuple[Tensor, int]:
+    """The experts of a weight that can be written one by one, and how many come before them. FSDP2 shards experts over dim 0,
+    and an expert of such a DTensor would be a copy: then they are those of the local tensor."""
+    if not any_dtensor(weight):
+        return weight, 0
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    assert isinstance(weight, DTensor)
+    if not any(isinstance(placement, Shard) and placement.dim == 0 for placement in weight.placements):
+        return weight, 0
+    shape, offset = compute_local_shape_and_global_offset(weight.shape, weight.device_mesh, weight.placements)
+    if tuple(shape[1:]) != tuple(weight.shape[1:]):
+        raise ValueError(
+            f"ParallelExperts.reset_parameters: experts must be sharded over dim 0 alone, or not over it, got {weight.placements}"
+        )
+    return weight.to_local(), offset[0]
 
 
 def _exchange(experts: ParallelExperts, x: Tensor, weights: Tensor, offs: Tensor, slot_of: Tensor, row_of: Tensor) -> Tensor:

@@ -147,7 +147,7 @@ def expert_mlp(
         w2,
         offs,
         recipe=str(recipe),
-        quantized_w13=_tensors("expert_mlp", quantized_w13, recipe),
+        quantized_w13=_tensors("expert_mlp", quantized_w13, recipe, w13_layout),
         quantized_w2=_tensors("expert_mlp", quantized_w2, recipe),
         main_grad13=main_grad13,
         main_grad2=main_grad2,
@@ -430,9 +430,13 @@ def _version_of(w: Tensor) -> tuple[int, int] | None:
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 
-def _tensors(op: str, quantized_w: QuantizedWeights | None, recipe: AnyRecipe) -> Sequence[Tensor] | None:
+def _tensors(
+    op: str, quantized_w: QuantizedWeights | None, recipe: AnyRecipe, layout: W13Layout = "concatenated"
+) -> Sequence[Tensor] | None:
     if not isinstance(quantized_w, WeightCache):
         return quantized_w
+    if quantized_w.w13_layout != layout:
+        raise ValueError(f"{op}: the weight cache was made for the layout {quantized_w.w13_layout}, got {layout}")
     if quantized_w.recipe != str(recipe) and _ops._recipe(quantized_w.recipe) != _ops._recipe(str(recipe)):
         raise ValueError(f"{op}: the weight cache was made for the recipe {quantized_w.recipe}, got {recipe}")
     if not torch.compiler.is_compiling():

@@ -36,12 +36,12 @@ def activation_of(experts: Experts) -> Activation | None:
     """The activation of Moxie that is the gate function of a module of experts; None if there is none."""
     if not experts.has_gate or getattr(experts, "has_post_expert_norm", False):
         return None
-    kind = type(experts).__name__
-    if kind in _CLAMPED:
+    kinds = {cls.__name__ for cls in type(experts).__mro__}  # PEFT gives experts that it adapts a subclass
+    if kinds.intersection(_CLAMPED):
         limit = experts.limit if hasattr(experts, "limit") else experts.swiglu_limit
         alpha = experts.alpha if hasattr(experts, "alpha") else experts.swiglu_alpha
         return "clamped_swiglu" if limit == 7.0 and alpha == 1.702 else None
-    if type(experts)._apply_gate is not _moe._default_apply_gate and kind not in _IN_F32:
+    if type(experts)._apply_gate is not _moe._default_apply_gate and not kinds.intersection(_IN_F32):
         return None
     return "swiglu" if isinstance(experts.act_fn, _SILU) or experts.act_fn is F.silu else None
 
@@ -64,6 +64,11 @@ def experts_forward(
     w13, activation = (experts.gate_up_proj, activation_of(experts)) if experts.has_gate else (None, None)
     why = "it has no gate" if w13 is None else _why_not(experts, w13, experts.down_proj)
     if w13 is None or activation is None or why:
+        if recipe != "bf16" and not is_converted(w13):
+            raise ValueError(
+                f"moxie.hf: {type(experts).__name__} cannot run through the fused layer in {recipe}: {why}; convert the model "
+                "with moxie.quantize_, which quantizes its products one by one"
+            )
         if not torch.compiler.is_compiling():
             warnings.warn(
                 f"moxie.hf: {type(experts).__name__} runs as grouped_mm, whose products Moxie quantizes if they are converted: "

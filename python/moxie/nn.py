@@ -367,6 +367,8 @@ class MoE(nn.Module):
         if any_dtensor(x):
             from moxie.distributed import products
 
+            if self.router.member is not None:
+                self.router.member.refuse_tokens_of_group(x)
             return products.on_whole_tokens(self, x)
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.router(tokens)

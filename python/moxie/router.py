@@ -1,7 +1,7 @@
 """The router of a mixture-of-experts layer: which experts a token goes to, and with what weights."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -117,12 +117,17 @@ class Router(nn.Module):
         return loss
 
     @torch.no_grad()
-    def update_bias_(self) -> None:
+    def update_bias_(self, group: Any = None) -> None:
         """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step; over a group,
-        on every rank: the load is that of all ranks."""
+        on every rank: the load is that of all ranks of the layer's ep_group. Where replicas of the layer see other tokens (data
+        parallelism, FSDP2), give their process group, or dimension of a mesh, as `group`: loads are summed over it as well, and
+        without it biases drift apart."""
         if self.balance != "bias":
             raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
         load = self.load if self.member is None else _ops._sum_over_group(self.load, self.member.name, "the load of experts")
+        if group is not None:
+            load = load.clone()
+            torch.distributed.all_reduce(load, group=group.get_group() if hasattr(group, "get_group") else group)
         load = load.to(torch.float32)
         self.bias += self.bias_rate * torch.sign(load.mean() - load)
         self.reset_load_()

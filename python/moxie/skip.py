@@ -1,5 +1,8 @@
 """What quantize_ leaves alone unless it is asked for, and why."""
 
+import re
+from collections.abc import Sequence
+
 from torch import Tensor
 
 # The linears of language models that are left alone, by the whole name:
@@ -17,6 +20,16 @@ LM_SKIP = (
 # The smallest side of a linear, or of an expert, that is converted: the elements that share a scale. What is narrower has little
 # to gain, and is often sensitive (time steps of state space models, gates of heads).
 SMALLEST = 32
+
+
+# What PEFT puts between a module's name and the linear that does its work.
+_PEFT_WRAPPER = re.compile(r"\.(base_layer|original_module|modules_to_save\.[^.]+)(?=\.|$)")
+
+
+def is_skipped(fqn: str, skip: Sequence[str]) -> bool:
+    """Whether a pattern matches the whole name of a linear, with or without the wrappers of PEFT in it."""
+    names = {fqn, _PEFT_WRAPPER.sub("", fqn)}
+    return any(re.fullmatch(pattern, name) for pattern in skip for name in names)
 
 
 def why_too_small(weight: Tensor) -> str:

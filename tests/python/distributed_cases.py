@@ -5,7 +5,7 @@ import warnings
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -378,3 +378,25 @@ def a_layer_takes_dtensors_without_a_style(world: World) -> None:
             assert decibels(whole(y), wanted) >= 45  # each rank rounds its part of a token's sum to bf16
     y = layer(distribute_tensor(x, mesh, [Shard(0)]))
     assert torch.equal(whole(y), wanted)
+
+
+def a_model_gathered_in_fp8_cannot_change_its_recipe_in_silence(world: World) -> None:
+    def gathered() -> nn.Module:
+        model = nn.Sequential(moxie.MXLinear(256, 256, config="mxfp8_rceil"))
+        fully_shard(model, mesh=mesh_of(world.size, names=("dp",)))
+        moxie.distributed.quantize_all_gather_(model, "32x32")
+        model(torch.randn(4, 256))
+        return model
+
+    def convert(model: nn.Module) -> None:
+        moxie.quantize_(model, "mxfp8_rceil_128")
+
+    for change, words in ((moxie.unquantize_, "the model was unquantized since"), (convert, "would round it twice")):
+        model = gathered()
+        change(model)
+        try:
+            model(torch.randn(4, 256))
+        except ValueError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError(f"not refused: {words}")

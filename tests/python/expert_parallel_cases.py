@@ -252,6 +252,27 @@ def calls_that_differ_are_refused_on_every_rank(rank, size):
 
 
 @case
+def wrong_ends_of_groups_are_refused_before_anything_is_sent(rank, size):
+    _, parallel = layers(size, dist.group.WORLD, recipe="mxfp8_rceil")
+    x = inputs("normal", 5, torch.bfloat16)
+    routing = parallel.router(x)
+    offs, slot_of, row_of = moxie.route(routing.ids, EXPERTS)
+    huge = offs.clone()
+    huge[1] = 2**31 - 1
+    wrong = {"must not decrease": [offs.flip(0), huge, -offs - 1], "must end at the": [offs.clamp(max=len(slot_of) - 1)]}
+    if rank == 0:  # the others wait for nobody: they do not call
+        for words, all_ends in wrong.items():
+            for ends in all_ends:
+                call = lambda ends=ends: parallel.experts(
+                    x, ends, slot_of=slot_of, row_of=row_of, top_k=TOP_K, weights=routing.weights
+                )
+                error = error_of(call)
+                assert isinstance(error, ValueError) and words in str(error), (words, error)
+        none = lambda: parallel.experts(x, offs, slot_of=slot_of[:0], row_of=row_of[:0], top_k=0, weights=routing.weights[:, :0])
+        assert "weights must have at least one column" in str(error_of(none))
+
+
+@case
 def wrong_settings_are_refused(rank, size):
     refused = {
         "multiple of the": (EXPERTS + 1, {}),

@@ -4,6 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import parallelize_module
 
 import moxie
@@ -179,3 +180,41 @@ def checkpoints_of_experts_of_a_group(world: World) -> None:
     assert checkpoint.load(folder, back)[0] == 2
     for name, tensor in back.state_dict().items():
         assert torch.equal(of_all_ranks(mesh, name, tensor.detach()), wanted[name]), name
+
+
+def experts_of_a_group_start_as_in_one_process_under_fsdp(world: World) -> None:
+    mesh = mesh_of(world.size // 2, 2, names=("dp", "ep"))
+    torch.manual_seed(5)
+    one = moxie.nn.GroupedExperts(D, HIDDEN, E)
+    with torch.device("meta"):
+        layer = moxie.nn.MoE(D, HIDDEN, E, K, ep_group=mesh["ep"])
+    fully_shard(layer.experts, mesh=mesh["dp"])
+    layer.experts.to_empty(device="cpu")
+    torch.manual_seed(5)
+    layer.experts.reset_parameters()
+    for name in ("w13", "w2"):
+        got = of_all_ranks(mesh, f"moe.experts.{name}", getattr(layer.experts, name).detach())
+        assert torch.equal(got, getattr(one, name)), name
+
+
+def biases_of_replicas_move_together(world: World) -> None:
+    mesh = mesh_of(world.size // 2, 2, names=("dp", "ep"))
+    layer = moxie.nn.MoE(D, HIDDEN, E, K, ep_group=mesh["ep"], balance="bias", dtype=torch.bfloat16)
+    for step in range(3):
+        layer(tokens(10 * step + world.rank))
+        layer.router.update_bias_(mesh["dp"])
+    biases = [torch.empty_like(layer.router.bias) for _ in range(world.size)]
+    dist.all_gather(biases, layer.router.bias)
+    assert biases[0].any() and all(torch.equal(bias, biases[0]) for bias in biases)
+
+
+def tokens_as_a_dtensor_over_the_group_are_refused(world: World) -> None:
+    mesh = mesh_of(world.size, names=("ep",))
+    layer = moxie.nn.MoE(D, HIDDEN, E, K, ep_group=mesh["ep"], dtype=torch.bfloat16)
+    x = DTensor.from_local(tokens(world.rank), mesh, [Shard(0)])
+    try:
+        layer(x)
+    except ValueError as error:
+        assert "x must hold this rank's tokens" in str(error), error
+    else:
+        raise AssertionError("not refused")

@@ -1,5 +1,6 @@
 """quantize_: which names it converts, with which config, and what it reports."""
 
+import copy
 import warnings
 
 import pytest
@@ -186,3 +187,12 @@ def test_a_compiled_model_can_be_converted():
     assert moxie.quantize_(model, "mxfp8_rceil").converted == MODES["both"][1]
     after = model(batch())
     assert not torch.equal(after, before) and torch.equal(after, model._orig_mod(batch()))
+
+
+@pytest.mark.parametrize("wrapper", ("base_layer", "original_module", "modules_to_save.default"))
+def test_the_skip_list_sees_through_the_wrappers_of_peft(wrapper):
+    inner = nn.Linear(64, 64)
+    for name in reversed(wrapper.split(".")):
+        inner = nn.ModuleDict({name: inner})
+    model = nn.ModuleDict({"up_proj": nn.Linear(64, 64), "lm_head": inner, "k_proj": copy.deepcopy(inner)})
+    assert moxie.quantize_(model, "mxfp8_rceil").converted == ["up_proj"]

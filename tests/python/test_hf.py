@@ -111,6 +111,15 @@ def test_an_activation_that_is_not_fused_runs_through_the_seams_with_a_word(devi
     assert torch.equal(loss, step(seams)[0])
 
 
+def test_a_recipe_that_experts_cannot_run_in_is_refused(device):
+    """Without a conversion nothing would quantize the products of the fallback."""
+    moxie.hf.register("moxie_rceil", recipe=RECIPE)
+    model = mixtral(device=device, hidden_act="gelu")
+    model.set_experts_implementation("moxie_rceil")
+    with pytest.raises(ValueError, match="MixtralExperts cannot run through the fused layer in mxfp8_rceil: its activation"):
+        step(model)
+
+
 def test_weights_converted_in_two_ways_run_through_the_seams_with_a_word(device):
     model = fused(mixtral(device=device))
     moxie.quantize_(model, moxie.FqnToConfig({EXPERTS[0]: "mxfp8_rceil", EXPERTS[1]: "mxfp8_floor"}))

@@ -145,3 +145,19 @@ def test_wrong_options_and_weights_are_refused():
         moxie.nn.GroupedExperts(8, 6, 2).load_weights_(b2=torch.zeros(2, 8))
     with pytest.raises(ValueError, match=r"b13 must be \[2, 12\], got \[12\]"):
         moxie.nn.GroupedExperts(8, 6, 2, bias=True).load_weights_(b13=torch.zeros(12))
+
+
+@pytest.mark.parametrize("cached, asked", [("concatenated", "interleaved"), ("interleaved", "concatenated")])
+def test_a_weight_cache_of_another_layout_is_refused(cached, asked, device):
+    w13, w2 = torch.randn(2, 128, 64, device=device), torch.randn(2, 64, 64, device=device)
+    cache = moxie.WeightCache(w13, w13_layout=cached)
+    x, offs = torch.randn(5, 64, device=device), torch.tensor([2, 5], dtype=torch.int32, device=device)
+    with pytest.raises(ValueError, match=f"expert_mlp: the weight cache was made for the layout {cached}, got {asked}"):
+        moxie.expert_mlp(x, w13, w2, offs, quantized_w13=cache, w13_layout=asked)
+
+
+def test_a_product_refuses_the_cache_of_interleaved_weights(device):
+    w = torch.randn(2, 128, 64, device=device)
+    cache = moxie.WeightCache(w, w13_layout="interleaved")
+    with pytest.raises(ValueError, match="grouped_mm: the weight cache was made for the layout interleaved"):
+        moxie.grouped_mm(torch.randn(5, 64, device=device), w, torch.tensor([2, 5], device=device).int(), quantized_w=cache)

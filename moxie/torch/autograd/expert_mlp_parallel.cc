@@ -389,7 +389,34 @@ int32_t signature_of(const ParallelArgs& args, const Recipe& recipe, Wire wire,
   add(static_cast<int64_t>(rows_dtype));
   add(static_cast<int64_t>(args.x.scalar_type()));
   for (const int64_t size : args.w13.sizes()) add(size);
+  for (const int64_t size : args.w2.sizes()) add(size);
+  add(static_cast<int64_t>(args.w13.scalar_type()));
+  add(static_cast<int64_t>(args.w2.scalar_type()));
   return static_cast<int32_t>(hash ^ (hash >> 32));
+}
+
+// Sizes of messages follow from offs. On a CPU wrong ends are refused before anything is sent; on a
+// GPU ends_in_order() repairs them, because to look at them would be one more wait.
+void check_ends(const ParallelArgs& args) {
+  if (!args.offs.is_cpu()) return;
+  const Tensor offs = args.offs.contiguous();
+  const auto* ends = offs.const_data_ptr<int32_t>();
+  int64_t before = 0;
+  for (int64_t i = 0; i < offs.numel(); before = ends[i++])
+    TORCH_CHECK_VALUE(ends[i] >= before, kOp,
+                      ": offs must not decrease and start at 0 or above, got ", ends[i], " after ",
+                      before, " at expert ", i);
+  TORCH_CHECK_VALUE(before == args.weights.numel(), kOp, ": offs must end at the ",
+                    args.weights.numel(), " rows of these tokens, got ", before);
+}
+
+// Ends that do not decrease, stay within the rows and end with them.
+Tensor ends_in_order(const ParallelArgs& args) {
+  if (args.offs.is_cpu()) return dense(args.offs);
+  const int64_t rows = args.weights.numel();
+  const Tensor ends = std::get<0>(args.offs.clamp(0, rows).cummax(0));
+  ends.narrow(0, ends.size(0) - 1, 1).fill_(rows);
+  return ends;
 }
 
 void check_route(const ParallelArgs& args, int64_t world) {
@@ -398,6 +425,9 @@ void check_route(const ParallelArgs& args, int64_t world) {
                     args.w13.sizes());
   TORCH_CHECK_VALUE(args.weights.dim() == 2 && args.weights.size(0) == args.x.size(0), kOp,
                     ": weights must be [T, k] with the ", args.x.size(0), " tokens of x, got ",
+                    args.weights.sizes());
+  TORCH_CHECK_VALUE(args.weights.size(1) > 0, kOp,
+                    ": weights must have at least one column, one per expert of a token, got ",
                     args.weights.sizes());
   TORCH_CHECK_TYPE(args.weights.scalar_type() == at::kFloat, kOp,
                    ": weights must be torch.float32, got ", dtype_name(args.weights.scalar_type()));
@@ -414,6 +444,7 @@ void check_route(const ParallelArgs& args, int64_t world) {
     check_device(input, args.x);
   }
   check_device({kOp, "weights", args.weights}, args.x);
+  check_ends(args);
 }
 
 ExpertMlpOptions local_options(const ExpertMlpParallelOptions& options, const Tensor& offs) {
@@ -459,13 +490,13 @@ Tensor call_parallel(const ParallelArgs& args) {
   plan_of(args, rows_dtype, at::zeros({experts}, args.offs.options()), 0, needs);
   const auto [places, agreed] = [&] {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return exchange_counts(
-        group, kOp,
-        {dense(args.offs), dense(args.slot_of), dense(args.row_of), args.weights.size(1), experts},
-        {.autograd = needs.any(),
-         .dx = needs.x,
-         .dweights = needs.weights,
-         .signature = signature_of(args, recipe, wire, rows_dtype)});
+    return exchange_counts(group, kOp,
+                           {ends_in_order(args), dense(args.slot_of), dense(args.row_of),
+                            args.weights.size(1), experts},
+                           {.autograd = needs.any(),
+                            .dx = needs.x,
+                            .dweights = needs.weights,
+                            .signature = signature_of(args, recipe, wire, rows_dtype)});
   }();
   needs.x = agreed.dx;
   needs.weights = agreed.dweights;

@@ -50,7 +50,7 @@ def quantize_all_gather_(model: nn.Module, block: SquareBlock | None = None) -> 
         _attach(param, one)
     for module in model.modules():
         own = _params_of(module) if isinstance(module, FSDPModule) else []
-        if params := [(param, one) for _, param, one in chosen if param in own]:
+        if params := [(name, param, one) for name, param, one in chosen if param in own]:
             _attach_before_forward(module, params)
     return [name for name, _, _ in chosen]
 
@@ -175,11 +175,19 @@ def _scale_shape(matrices: tuple[int, ...], of_shard: torch.Size) -> tuple[int, 
     return (matrices[0], -1, of_shard[2])
 
 
-def _attach_before_forward(module: nn.Module, params: list[tuple[Any, SquareBlock]]) -> None:
-    """Attaches the hooks again where loading or moving the model has replaced a local shard."""
+def _attach_before_forward(module: nn.Module, params: list[tuple[str, Any, SquareBlock]]) -> None:
+    """Attaches the hooks again where loading or moving the model has replaced a local shard. Refuses a model that was converted
+    otherwise since, whose products would multiply by weights that were rounded for the old recipe."""
 
     def attach(*_) -> None:
-        for param, block in params:
+        for fqn, param, block in params:
+            recipe = _recipe_of(param._module_info.module, param._module_info.param_name)
+            if recipe is None or not _has_blocks(recipe):
+                raise ValueError(
+                    f"{_OP}: {fqn} is gathered in FP8, and the model was unquantized since; unquantize_ a model before "
+                    f"{_OP}, or shard it anew"
+                )
+            _checked(fqn, param, recipe, block)
             if not hasattr(param._sharded_local_tensor, "fsdp_pre_all_gather"):
                 _attach(param, block)
 
