@@ -5,9 +5,11 @@ import copy
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor.parallel import parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import moxie
 import moxie.distributed
@@ -76,6 +78,40 @@ def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
         assert checkpoint.load(folder, back, steps, step=step)[0] == step
         assert_same(state_of(back, steps), wanted)
     assert checkpoint.steps(folder) == [1, 2, 4]
+
+
+def wrapped(layer: moxie.nn.MoE, wrapper: str) -> nn.Module:
+    if wrapper == "DistributedDataParallel":
+        names = ["experts.w13", "experts.w2"]  # which differ between ranks
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, names)
+        return DistributedDataParallel(layer)
+    layer.experts = checkpoint_wrapper(layer.experts) if wrapper == "checkpoint_wrapper" else torch.compile(layer.experts)
+    return layer
+
+
+def experts_of_a_group_keep_their_places_in_wrappers(world: World) -> None:
+    for step, wrapper in enumerate(("checkpoint_wrapper", "torch.compile", "DistributedDataParallel")):
+        layer = moxie.nn.MoE(D, 64, E, 2, ep_group=dist.group.WORLD)
+        experts, wanted = layer.experts, [weight.detach().clone() for weight in layer.experts.parameters()]
+        model = wrapped(layer, wrapper)
+        checkpoint.save(world.folder / "wrapped", step, model)
+        with torch.no_grad():
+            for weight in experts.parameters():
+                weight.fill_(float("nan"))
+        checkpoint.load(world.folder / "wrapped", model, step=step)
+        plain = moxie.nn.MoE(D, 64, E, 2)  # all experts, without the wrapper
+        checkpoint.load(world.folder / "wrapped", plain, step=step)
+        for weight, of_all, before in zip(experts.parameters(), plain.experts.parameters(), wanted):
+            assert torch.equal(weight, before), wrapper
+            assert torch.equal(of_all.chunk(world.size)[world.rank], before), wrapper
+
+
+def extra_comes_back_as_the_first_rank_gave_it(world: World) -> None:
+    extra = {"a": {"b": {}, 1: [torch.arange(3), (None, 2.5)]}, "x.y": [], 7: "z" * world.rank, "bytes": b"\0\1"}
+    checkpoint.save(world.folder / "extra", 0, nn.Linear(4, 4), extra=extra)
+    _, found = checkpoint.load(world.folder / "extra", nn.Linear(4, 4))
+    assert torch.equal(found["a"][1].pop(0), torch.arange(3))
+    assert found == {"a": {"b": {}, 1: [(None, 2.5)]}, "x.y": [], 7: "", "bytes": b"\0\1"}
 
 
 class Stock(nn.Module):

@@ -1,5 +1,7 @@
 """Cases of test_distributed.py: what is refused. Each misuse is an error on every rank, and none leaves a rank waiting."""
 
+from unittest import mock
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -262,6 +264,37 @@ def loading_a_checkpoint_without_its_marker(world, mesh):
         (path / checkpoint.MARKER).unlink()
     dist.barrier()
     checkpoint.load(folder, nn.Linear(4, 4), step=0)
+
+
+@refused(ValueError, "checkpoint.save: step must be an integer of 0 or more, got 1.0")
+def a_step_that_is_no_integer_on_one_rank(world, mesh):
+    checkpoint.save(world.folder / "float", 1.0 if world.rank == 0 else 1, nn.Linear(4, 4))
+
+
+@refused(ValueError, "checkpoint.save: folder must be one that every rank can use", "Not a directory")
+def saving_below_a_file(world, mesh):
+    (world.folder / f"file-{world.rank}").touch()
+    dist.barrier()
+    checkpoint.save(world.folder / "file-0", 0, nn.Linear(4, 4))
+
+
+@refused(ValueError, "checkpoint.save: extra must hold what torch.load(weights_only=True) takes", "World")
+def an_extra_that_could_not_be_loaded(world, mesh):
+    checkpoint.save(world.folder / "object", 0, nn.Linear(4, 4), extra={"world": world if world.rank == 0 else 0})
+
+
+@refused(ValueError, "checkpoint.save: folder must be one that every rank can use", "no space")
+def a_marker_that_the_first_rank_cannot_write(world, mesh):
+    with mock.patch.object(checkpoint, "_write_marker", side_effect=OSError("no space")):
+        checkpoint.save(world.folder / "full", 0, nn.Linear(4, 4))
+
+
+@refused(ValueError, "checkpoint.save: the state dict must hold all experts of a group, got none named experts.w13")
+def experts_that_one_rank_leaves_out_of_the_state_dict(world, mesh):
+    model = layer(ep_group=mesh)
+    if world.rank == 0:
+        model.experts._register_state_dict_hook(lambda _, state, prefix, __: state.__delitem__(f"{prefix}w13"))
+    checkpoint.save(world.folder / "hidden", 0, model)
 
 
 def misuse_is_an_error_on_every_rank(world: World) -> None:

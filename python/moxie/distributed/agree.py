@@ -13,8 +13,8 @@ def agree(op: str, group: dist.ProcessGroup | None, describe: Callable[[], Mappi
     error: Exception | None = None
     try:
         mine = {name: str(value) for name, value in describe().items()}
-    except (ValueError, TypeError, RuntimeError) as caught:
-        error, mine = caught, str(caught)
+    except Exception as caught:  # whatever it is, the other ranks wait for an answer
+        error, mine = caught, str(caught) or type(caught).__name__
     all_of_them: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(all_of_them, mine, group=group)
     if error is not None:

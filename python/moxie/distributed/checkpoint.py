@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from moxie.distributed.agree import agree
 from moxie.distributed.chunks import whole_experts
+from moxie.distributed.extra import packed, unpacked
 from moxie.refresh import refresh_
 
 MARKER = "moxie_checkpoint.json"
@@ -78,10 +79,21 @@ def _group_is_up() -> bool:
 
 
 def _agree(op: str, group: dist.ProcessGroup | None, describe: Callable[[], Mapping[str, Any]]) -> None:
+    def named() -> Mapping[str, Any]:
+        try:
+            return describe()
+        except OSError as error:
+            raise ValueError(f"{op}: folder must be one that every rank can use, got {error}") from error
+
     if _group_is_up():
-        agree(op, group, describe)
+        agree(op, group, named)
     else:
-        describe()
+        named()
+
+
+def _check_step(op: str, step: int) -> None:
+    if not isinstance(step, int) or step < 0:
+        raise ValueError(f"{op}: step must be an integer of 0 or more, got {step!r}")
 
 
 def _is_first(group: dist.ProcessGroup | None) -> bool:
@@ -97,7 +109,10 @@ def save(
     extra: dict[str, Any] | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> pathlib.Path:
-    """Saves the model, the optimizer and `extra`, anything that pickles, as step-<step> in the folder. Every rank calls it.
+    """Saves the model, the optimizer and `extra` as step-<step> in the folder. Every rank calls it.
+
+    `extra` is a dict of numbers, strings, None, tensors, and lists, tuples and dicts of them: what torch.load(weights_only=True)
+    takes. That of the group's rank 0 is saved, and every rank gets it back, tensors on the CPU.
 
     What a save that did not end has left there is removed; a valid checkpoint of that step is refused.
 
@@ -107,20 +122,24 @@ def save(
     [10]
     """
     op = "checkpoint.save"
-    path = _folder_of(folder, step)
     state: dict[str, Any] = {}
 
     def describe() -> dict[str, object]:
-        if not isinstance(step, int) or step < 0:
-            raise ValueError(f"{op}: step must be an integer of 0 or more, got {step!r}")
+        _check_step(op, step)
+        path = _folder_of(folder, step)
+        if extra is not None and not isinstance(extra, dict):
+            raise TypeError(f"{op}: extra must be a dict, got {type(extra).__name__}")
+        if _is_first(group):
+            state["extra"] = packed(op, extra)
         if _fault(path) is None:
             raise ValueError(f"{op}: step must be new, and there is a valid checkpoint at {path}")
         return {"step": step, "the folder": path.absolute(), "whether there is an optimizer": optimizer is not None}
 
     _agree(op, group, describe)
-    state.update(whole_experts(model, _state_of(model, optimizer)), extra=extra or {})
+    path = _folder_of(folder, step)
 
     def clear() -> dict[str, object]:
+        state.update(whole_experts(op, model, _state_of(model, optimizer)))
         shapes: dict[str, object] = {
             f"the shape of {name}": tuple(tensor.size()) for name, tensor in state["model"].items() if hasattr(tensor, "size")
         }
@@ -135,9 +154,13 @@ def save(
     except CheckpointException as error:  # which is no Exception
         raise RuntimeError(f"{op}: {path} could not be written: {error}") from error
     _agree(op, group, dict)  # all have written
-    if _is_first(group):
-        _write_marker(path, step, dist.get_world_size(group) if _group_is_up() else 1)
-    _agree(op, group, dict)  # it is valid before any rank goes on
+
+    def mark() -> dict[str, object]:
+        if _is_first(group):
+            _write_marker(path, step, dist.get_world_size(group) if _group_is_up() else 1)
+        return {}
+
+    _agree(op, group, mark)  # it is valid before any rank goes on
     return path
 
 
@@ -178,34 +201,52 @@ def load(
             if not valid:
                 raise ValueError(f"{op}: folder must hold a valid checkpoint, got {os.fspath(folder)!r}, which holds none")
             chosen[0] = valid[-1]
-        elif (fault := _fault(_folder_of(folder, step))) is not None:
-            raise ValueError(f"{op}: {_folder_of(folder, step)} is no valid checkpoint: {fault}")
+        else:
+            _check_step(op, step)
+            if (fault := _fault(_folder_of(folder, step))) is not None:
+                raise ValueError(f"{op}: {_folder_of(folder, step)} is no valid checkpoint: {fault}")
         return {"the step": chosen[0], "whether there is an optimizer": optimizer is not None}
 
     _agree(op, group, describe)
     assert chosen[0] is not None
     path = _folder_of(folder, chosen[0])
     reader = dcp.FileSystemReader(path)
-    state = _state_of(model, optimizer)
-    planned = whole_experts(model, state)
-    planned["extra"] = _extra_of(reader)
-    _agree(op, group, lambda: _compared(op, reader, planned))
+    state: dict[str, Any] = {}
+    planned: dict[str, Any] = {}
+
+    def plan() -> dict[str, object]:
+        state.update(_state_of(model, optimizer))
+        planned.update(whole_experts(op, model, state))
+        saved = reader.read_metadata().state_dict_metadata
+        _compare(op, saved, planned)
+        planned["extra"] = _bytes_of_extra(op, saved)
+        return {}
+
+    _agree(op, group, plan)
     try:
         dcp.load(planned, storage_reader=reader, process_group=group, no_dist=not _group_is_up())
     except CheckpointException as error:  # which is no Exception
         raise RuntimeError(f"{op}: {path} could not be read: {error}") from error
-    set_model_state_dict(model, state["model"])
-    if optimizer is not None:
-        # What is no tensor, such as the counts of steps and learning rates, was put into the plan.
-        set_optimizer_state_dict(model, optimizer, optim_state_dict=_restored(state["optimizer"], planned["optimizer"]))
-    refresh_(model)
+
+    def put() -> dict[str, object]:
+        set_model_state_dict(model, state["model"])
+        if optimizer is not None:
+            # What is no tensor, such as the counts of steps and learning rates, was put into the plan.
+            set_optimizer_state_dict(model, optimizer, optim_state_dict=_restored(state["optimizer"], planned["optimizer"]))
+        refresh_(model)
+        planned["extra"] = unpacked(planned["extra"])
+        return {}
+
+    _agree(op, group, put)
     return chosen[0], planned["extra"]
 
 
-def _extra_of(reader: dcp.FileSystemReader) -> dict[str, Any]:
-    """A place for each entry of extra, whose names the checkpoint knows."""
-    entries = reader.read_metadata().planner_data or {}
-    return {path[1]: None for path in entries.values() if path[0] == "extra" and len(path) > 1}
+def _bytes_of_extra(op: str, saved: dict[str, Any]) -> Tensor:
+    """A tensor to load `extra` into."""
+    found = saved.get("extra")
+    if not isinstance(found, TensorStorageMetadata):
+        raise ValueError(f"{op}: the checkpoint must hold extra as a tensor of bytes, got {type(found).__name__}")
+    return torch.empty(found.size, dtype=torch.uint8)
 
 
 def _restored(own: Any, loaded: Any) -> Any:
@@ -215,9 +256,8 @@ def _restored(own: Any, loaded: Any) -> Any:
     return own if isinstance(own, Tensor) else loaded
 
 
-def _compared(op: str, reader: dcp.FileSystemReader, planned: dict[str, Any]) -> dict[str, object]:
+def _compare(op: str, saved: dict[str, Any], planned: dict[str, Any]) -> None:
     """Refuses a checkpoint that lacks a tensor of the model, or has it in another shape."""
-    saved = reader.read_metadata().state_dict_metadata
     for part in ("model", "optimizer"):
         if part in planned and not any(name.startswith(f"{part}.") for name in saved):
             raise ValueError(
@@ -231,4 +271,3 @@ def _compared(op: str, reader: dcp.FileSystemReader, planned: dict[str, Any]) ->
             raise ValueError(
                 f"{op}: {name} must have the shape {tuple(tensor.size())}, got {tuple(found.size)} in the checkpoint"
             )
-    return {}

@@ -1,11 +1,13 @@
 """Shards that are several runs of a whole tensor, or of one that no rank knows whole, as DCP takes them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.checkpoint.state_dict import _get_fqns
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -54,13 +56,23 @@ class Chunks(Tensor):
         return self.parts[torch.Size(index.offset)]
 
 
-def whole_experts(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """The state dicts of model and optimizer, with Chunks for what DCP cannot place. They share memory with the model."""
+def _members(op: str, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
+    """The weights of experts of a group, by the names of the state dict, with this rank's place in the group. A weight
+    that is not among them would be saved as if every rank had the same experts."""
     members = {}
-    for name, module in model.named_modules():
+    for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, GroupedExperts) and getattr(module, "member", None) is not None:
-            name = name.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
-            members.update({f"{name}.{weight}".lstrip("."): module.member for weight in ("w13", "w2")})
+            for weight in ("w13", "w2"):
+                # As get_model_state_dict does: without the prefixes of DDP, torch.compile and checkpoint_wrapper.
+                members.update(dict.fromkeys(_get_fqns(model, f"{name}.{weight}".lstrip(".")), module.member))
+    if missed := sorted(members.keys() - set(names)):
+        raise ValueError(f"{op}: the state dict must hold all experts of a group, got none named {', '.join(missed)}")
+    return members
+
+
+def whole_experts(op: str, model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
+    """The state dicts of model and optimizer, with Chunks for what DCP cannot place. They share memory with the model."""
+    members = _members(op, model, state["model"])
 
     def placed(name: str, value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() != 3:
