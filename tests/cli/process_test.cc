@@ -164,6 +164,13 @@ TEST(ReadOutput, KeepsSomeOfWhatNeverEnds) {
   EXPECT_EQ(output.text.size(), size_t{64} << 10);
 }
 
+TEST(Children, AreKilledAfterTheirTimeout) {
+  Children children;
+  EXPECT_EQ(children.run("sleep", {"1000"}, 50ms), kTimedOut);
+  EXPECT_EQ(children.run("sh", {"-c", "exit 5"}, kLong), 5);
+  EXPECT_FALSE(children.interrupted());
+}
+
 TEST(Children, RunWithoutAShell) {
   const Folder folder;
   Children children;

@@ -266,5 +266,23 @@ TEST_F(RunStateTest, IsLockedForOneProcess) {
               ThrowsMessage<Error>(HasSubstr("another process trains in this folder")));
 }
 
+TEST_F(RunStateTest, StaysLockedWithoutTheLockFile) {
+  stopped();
+  const FolderLock lock(files_.run.lock());
+  std::filesystem::remove(files_.run.lock());
+  EXPECT_THAT([&] { FolderLock(files_.run.lock()); },
+              ThrowsMessage<Error>(HasSubstr("another process trains in this folder")));
+}
+
+TEST_F(RunStateTest, NoticesThatItsFolderWasMovedOrReplaced) {
+  stopped();
+  const FolderLock lock(files_.run.lock());
+  EXPECT_NO_THROW(lock.check_folder());
+  std::filesystem::rename(files_.run.path, folder_.path("moved"));
+  EXPECT_THAT([&] { lock.check_folder(); }, ThrowsMessage<IoError>(HasSubstr("moved or replaced")));
+  std::filesystem::create_directory(files_.run.path);
+  EXPECT_THROW(lock.check_folder(), IoError);
+}
+
 }  // namespace
 }  // namespace moxie::testing

@@ -1,4 +1,4 @@
-"""The program `moxie` for tests: where it is, and a model so small that a run takes a second."""
+"""Runs the program `moxie` in tests, on a model so small that a run takes a second."""
 
 import ctypes
 import json
@@ -13,7 +13,7 @@ import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 
-# The smallest of everything that the 32-blocks of mxfp8_rceil still divide.
+# The smallest sizes that are multiples of 32, the block of mxfp8_rceil.
 MICRO = {
     "dim": 32,
     "layers": 2,
@@ -39,7 +39,7 @@ MICRO = {
 
 
 def program() -> pathlib.Path:
-    """MOXIE_CLI, or the one built with the library."""
+    """The path of the program: MOXIE_CLI if it is set, else the one in the library's build folder."""
     chosen = os.environ.get("MOXIE_CLI")
     if chosen:
         return pathlib.Path(chosen)
@@ -64,7 +64,7 @@ def command(*args, **flags) -> list[str]:
 
 
 def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) -> subprocess.CompletedProcess:
-    """`file_limit`: no file may grow above it, as if the disk were full."""
+    """Runs the program. `file_limit` is the largest size that a file may reach; writing more fails as on a full disk."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
@@ -80,7 +80,7 @@ def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) 
 
 
 def micro(out: pathlib.Path, **flags) -> dict:
-    """Flags of a run of the micro model in `out`, with some changed; its text is this repository's."""
+    """The flags of a run of the micro model in the folder `out`, with `flags` changed. It trains on text of this repository."""
     base = {name.replace("-", "_"): value for name, value in MICRO.items()}
     return {**base, "data": [ROOT / "docs"], "out": out, **flags}
 
@@ -101,7 +101,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8"
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
-    """A safetensors file, read without any of our code."""
+    """Reads a safetensors file without Moxie's code."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -114,7 +114,7 @@ def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
 
 
 def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
-    """As somebody else would write one: without our metadata."""
+    """Writes a safetensors file as other programs do, without Moxie's metadata."""
     header, data = {}, b""
     words_of = {dtype: word for word, dtype in DTYPES.items()}
     for name, tensor in tensors.items():
@@ -130,7 +130,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def checksum(data: bytes) -> bytes:
-    """What Moxie's files of format 1 carry; moxie/cli/file/old_checksum.cc."""
+    """The checksum in Moxie's files of format 1, as in moxie/cli/file/old_checksum.cc."""
     odd, other, ones = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
     def rotate(x, count):
@@ -150,7 +150,7 @@ def checksum(data: bytes) -> bytes:
 
 
 def xxh3(data: bytes) -> str:
-    """The checksum that metrics note of other files, by the library itself."""
+    """The checksum of another file that metrics.jsonl holds, computed by the xxhash library."""
     digest = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
     digest.argtypes, digest.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_uint64
     return f"{digest(data, len(data)):016x}"
@@ -160,13 +160,13 @@ LEDGER = ("checkpoint", "result")  # events of metrics.jsonl with the checksum o
 
 
 def forget_checksums(out: pathlib.Path) -> None:
-    """Metrics as a run of before left them, which noted no checksums."""
+    """Removes the checksums from the metrics, as in runs of older versions."""
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["event"] not in LEDGER))
 
 
 def edit_result(out: pathlib.Path, **changed) -> None:
-    """Changes a result, and what the metrics say of it."""
+    """Changes fields of result.json, and its checksum in the metrics."""
     text = json.dumps({**json.loads((out / "result.json").read_text()), **changed})
     (out / "result.json").write_text(text)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -179,7 +179,7 @@ def edit_result(out: pathlib.Path, **changed) -> None:
 
 
 def forge(path: pathlib.Path, change) -> None:
-    """Changes what a checkpoint says of itself, as somebody would who knows format 1's checksum, in a run that notes none."""
+    """Changes the metadata of a checkpoint of format 1 and recomputes its checksum, so that only the contents are wrong."""
     forget_checksums(path.parent.parent)
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])

@@ -19,7 +19,7 @@ import pytest
 from program import ROOT, command, edit_result, metrics, micro, run
 
 RECIPES = ["bf16", "mxfp8_rceil"]
-STUDENT_T_1 = 12.7062  # 95 %, of two seeds
+STUDENT_T_1 = 12.7062  # Student's t for a 95 % interval with one degree of freedom, that is two seeds
 PICTURES = ["loss", "difference", "speed", "load", "error"]
 
 
@@ -36,7 +36,7 @@ def compare(out: pathlib.Path, *args, code: int = 0, env: dict | None = None, **
 
 
 def again(out: pathlib.Path, *args, code: int = 0, env: dict | None = None, **given) -> subprocess.CompletedProcess:
-    """--resume with these flags alone."""
+    """Resumes the comparison in `out`, with these flags and no others."""
     done = run("compare", "--resume", *args, env={"MOXIE_PYTHON": sys.executable, **(env or {})}, out=out, **given)
     assert done.returncode == code, done.stderr
     return done
@@ -53,7 +53,7 @@ def copy(finished, tmp_path) -> pathlib.Path:
     return pathlib.Path(shutil.copytree(finished[0], tmp_path / "out"))
 
 
-# ---- what it says ------------------------------------------------------------------------------
+# ---- what it prints ----------------------------------------------------------------------------
 
 
 def test_the_table_has_a_row_for_each_recipe(finished):
@@ -182,7 +182,7 @@ def test_the_curve_is_of_evaluations_on_the_way_and_the_table_of_the_last_one(tm
     assert summary["recipes"][0]["eval_loss"] == evaluations[3]["loss"]
 
 
-# ---- going on ----------------------------------------------------------------------------------
+# ---- resuming ----------------------------------------------------------------------------------
 
 
 def test_resume_keeps_what_is_finished_and_trains_the_rest(copy):
@@ -256,6 +256,31 @@ def test_an_interrupted_comparison_goes_on_to_the_same_numbers(tmp_path, whom):
     assert [r["eval_loss"] for r in done["recipes"]] == [r["eval_loss"] for r in whole["recipes"]]
 
 
+def test_nothing_is_written_through_links_of_the_folder(copy, tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("report.html", "report.html.unfinished", "compare.json"):
+        (copy / name).unlink(missing_ok=True)
+        (copy / name).symlink_to(tmp_path / "mine")
+    assert "Report: " in again(copy).stdout
+    assert (tmp_path / "mine").read_text() == "mine"
+    if (copy / "pictures").exists():
+        shutil.rmtree(copy / "pictures")
+        (copy / "pictures").symlink_to(tmp_path / "elsewhere")
+        assert "it is a link" in again(copy).stderr
+    shutil.rmtree(copy / "bf16-seed1")
+    (copy / "bf16-seed1").symlink_to(tmp_path / "elsewhere")
+    assert "it is a link" in again(copy, code=1).stderr
+    assert not list((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_report_leaves_out_lines_that_no_run_writes(copy):
+    with open(copy / "bf16-seed1/metrics.jsonl", "a") as file:
+        file.write("[" * 200000 + "\n[1]\n" + '{"event": 3}\n')
+    done = again(copy)
+    assert "lines that no run writes" in done.stderr and "Report: " in done.stdout
+
+
 # ---- verdicts and bad input --------------------------------------------------------------------
 
 
@@ -307,7 +332,7 @@ def test_help_says_what_there_is():
     text = run("compare", "--help").stdout
     for word in ("--recipes", "--seeds", "--require", "--resume", "--json", "--dim", "Examples:", "docs/COMPARE.md"):
         assert word in text
-    for word in ("recipe", "seed", "title", "save-weights"):  # each run's own
+    for word in ("recipe", "seed", "title", "save-weights"):  # flags that differ between runs
         assert not re.search(rf"^ *--{word} ", text, re.MULTILINE)
 
 

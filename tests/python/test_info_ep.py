@@ -1,4 +1,4 @@
-"""`moxie info --ep`: the cost model of expert parallelism, and what the documents say of it."""
+"""`moxie info --ep`: the cost model of expert parallelism, and the figures that the documents quote from it."""
 
 import json
 import math
@@ -42,7 +42,7 @@ def test_sizes_go_from_8_to_2048_and_those_above_256_are_extrapolated(model):
 
 def test_bytes_are_those_of_the_wire(model):
     tokens, dim, top_k = 4096, 7168, 8
-    fp8_row = dim + dim // 128 + 8  # to a multiple of 16
+    fp8_row = dim + dim // 128 + 8  # elements, scales, and 8 bytes of padding to a multiple of 16
     for size in model["sizes"]:
         ranks, experts = size["ep"], size["experts"]
         on_others = math.comb(experts - experts // ranks, top_k) / math.comb(experts, top_k)
@@ -153,7 +153,7 @@ def test_the_products_run_as_fast_as_was_measured(model):
 
 
 def assert_same(found, wanted, where: str) -> None:
-    """Whatever compiler and machine: sums may round differently."""
+    """Asserts that two reports are equal up to rounding, which depends on the compiler and the machine."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), where
         for key in wanted:
@@ -163,7 +163,7 @@ def assert_same(found, wanted, where: str) -> None:
         for index, pair in enumerate(zip(found, wanted)):
             assert_same(*pair, f"{where}[{index}]")
     else:
-        # A fit stops within 1e-5 of its best numbers.
+        # The fit stops when its parameters are within 1e-5 of the optimum.
         assert found == (pytest.approx(wanted, rel=1e-3, abs=1e-9) if isinstance(wanted, float) else wanted), where
 
 

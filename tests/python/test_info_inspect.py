@@ -50,7 +50,7 @@ def bytes_of(tensor: torch.Tensor) -> bytes:
 
 
 def write(path: pathlib.Path, tensors: dict[str, torch.Tensor], metadata: dict | None = None, pad: bool = True) -> pathlib.Path:
-    """A safetensors file as anybody may write one: without a checksum and, unless `pad`, not aligned."""
+    """Writes a safetensors file as other programs do: without a checksum and, unless `pad`, with unaligned data."""
     header, data = {} if metadata is None else {"__metadata__": metadata}, b""
     for name, tensor in tensors.items():
         raw = bytes_of(tensor)
@@ -67,7 +67,7 @@ def write(path: pathlib.Path, tensors: dict[str, torch.Tensor], metadata: dict |
 
 
 def expected(w: torch.Tensor, recipe: str) -> dict:
-    """What the program must say of a float tensor, computed from the quantizers alone."""
+    """The figures that the program must print for a float tensor, computed with Moxie's quantizers."""
     w = w.reshape(1, *w.shape) if w.dim() == 2 else w
     w = w if w.dtype in (torch.float32, torch.bfloat16) else w.float()
     fields = moxie.Recipe.from_name(recipe)
@@ -82,7 +82,7 @@ def expected(w: torch.Tensor, recipe: str) -> dict:
         exponents = codes[codes > 0].float() - 127
     values, count = w.double(), w.numel()
     noise = (values - decoded.double()).square().sum()
-    # A clipped element is the largest there is, and more than half a step too small.
+    # An element is clipped if it became 448, the largest e4m3, and its value was above 464, from where on rounding would go up.
     clipped = (qdata.float().abs() == 448) & (values.abs() > decoded.double().abs() * (464 / 448))
     return {
         "sqnr_db": 10 * math.log10(values.square().sum() / noise) if noise else None,
@@ -203,7 +203,7 @@ def test_defaults_and_the_total(tmp_path):
 
 
 def test_a_tensor_is_the_same_in_pieces(tmp_path):
-    # Larger than what is measured at once, along rows and along groups.
+    # The program measures tensors in pieces; these are larger than a piece, along rows and along groups.
     for shape in ((5000, 1000), (70, 300, 256)):
         w = random_values(*shape, dtype=torch.float32)
         path = tmp_path / "x"

@@ -120,7 +120,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
         found = [int(name[5:13]) for name in names if name.endswith(".safetensors")]
         assert max(found, default=0) >= last_checkpoint
         last_checkpoint = max(found, default=0)
-        if child.returncode == 0:  # it was faster: the next kills fall on a run from the start again
+        if child.returncode == 0:  # the run finished before the kill; start it again for the next kills
             assert weights_of(tmp_path) == expected
             subprocess.run(["rm", "-r", out, tmp_path / "weights.safetensors"], check=True)
             last_checkpoint = 0

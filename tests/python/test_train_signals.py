@@ -41,7 +41,7 @@ def goes_on(out, steps):
     assert last >= steps
 
 
-# ---- a signal is no loss ----------------------------------------------------------------------------------------------------
+# ---- signals lose nothing ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGPIPE])
@@ -124,7 +124,7 @@ def whole_run(folder, **flags):
 
 
 def ends_the_same(folder, expected, **flags):
-    """Resumes what a signal left, and compares everything that time does not change."""
+    """Resumes the interrupted run, and compares all its results except times with the expected ones."""
     out, weights = folder / "run", folder / "w"
     begun = any((out / name).exists() for name in ("config.json", "metrics.jsonl"))
     done = (
@@ -165,7 +165,7 @@ CALLS = ["write", "pwrite64", "fsync", "rename", "unlink"]
 
 
 def calls_of(log):
-    """How often the first thread makes each call."""
+    """Counts the system calls of the first thread by name, from strace's log."""
     lines = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
     first = lines[0][0]
     return collections.Counter(text.split("(")[0] for pid, text in lines if pid == first and re.match(r"\w+\(", text))
@@ -217,6 +217,30 @@ def test_a_signal_at_any_system_call_changes_no_byte(tmp_path):
 # ---- several processes on one folder ----------------------------------------------------------------------------------------
 
 
+def test_a_folder_without_its_lock_file_is_still_that_of_one_process(tmp_path):
+    child = start(tmp_path, steps=100000, save_every=0)
+    wait_for_steps(tmp_path)
+    (tmp_path / "lock").unlink()
+    done = run("train", "--resume", out=tmp_path)
+    child.terminate()
+    child.communicate(timeout=60)
+    assert done.returncode == 2 and "another process trains in this folder" in done.stderr
+    assert child.returncode == 130
+    goes_on(tmp_path, 1)
+
+
+def test_a_run_whose_folder_is_moved_writes_into_no_other(tmp_path):
+    child = start(tmp_path / "run", steps=100000, save_every=0)
+    wait_for_steps(tmp_path / "run")
+    (tmp_path / "run").rename(tmp_path / "moved")
+    train(tmp_path / "run", steps=2)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    child.terminate()
+    said = child.communicate(timeout=60)[1]
+    assert child.returncode == 1 and "moved or replaced" in said
+    assert {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()} == before
+
+
 @strace
 @pytest.mark.parametrize("count", [2, 5])
 @pytest.mark.parametrize("how", ["fresh", "resumed"])
@@ -231,7 +255,7 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
         child.communicate()
         line = command("train", "--resume", out=tmp_path / "run", save_weights=tmp_path / "w")
     rng = random.Random(count)
-    # Of two, one has looked at the folder, if it does that first, when the other has not begun, and goes on when that is done.
+    # With two processes, one is delayed after it has looked at the folder, so long that the other runs in between.
     delays = [0, 6_000_000] if count == 2 else [rng.randrange(300_000) for _ in range(count)]
     children = [
         subprocess.Popen(

@@ -7,6 +7,7 @@
 #include "moxie/cli/compare/comparison.h"
 #include "moxie/cli/compare/report.h"
 #include "moxie/cli/file/atomic_file.h"
+#include "moxie/cli/file/error.h"
 #include "moxie/cli/file/lock.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/flags.h"
@@ -120,6 +121,9 @@ void check_planned(const PlannedRun& run, const Config& config, const CompareFol
 // Returns nothing if the run still has to be trained.
 std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& folder) {
   const RunFolder of_run{folder.of(run)};
+  if (std::filesystem::is_symlink(of_run.path))
+    throw IoError("cannot write '" + of_run.path +
+                  "': it is a link, and a comparison writes inside its own folder alone");
   std::filesystem::create_directories(of_run.path);
   const FolderLock lock(of_run.lock());
   if (!holds_run(of_run)) {
@@ -199,7 +203,7 @@ void run(const Flags& flags) {
   std::filesystem::create_directories(folder.path);
   const FolderLock lock(folder.lock());
   remove_unfinished_files(folder.path, [](std::string_view name) {
-    return name == "plan.json" || name == "compare.json";
+    return name == "plan.json" || name == "compare.json" || name == "report.html";
   });
   const Plan plan = plan_of(flags, folder);
   const std::vector<PlannedRun> runs = runs_of(plan);

@@ -3,9 +3,12 @@
 They are drawn in a light and a dark form. Without matplotlib there are none, and `matplotlib` here is None.
 """
 
+import io
 import json
 import logging
+import os
 import re
+import secrets
 import sys
 
 try:
@@ -46,10 +49,20 @@ def read_events(path):
     events = []
     for line in path.read_text().splitlines():
         try:
-            events.append(json.loads(line))
-        except ValueError:
-            pass
+            event = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("step"), int):
+            events.append(event)
     return events
+
+
+def write_file(path, data):
+    """Under a new name first: what has that name already, a file or a link, is not written to."""
+    unfinished = path.with_name(f"{path.name}.{secrets.token_hex(3)}.unfinished")
+    with open(unfinished, "xb") as file:
+        file.write(data)
+    os.replace(unfinished, path)
 
 
 def series(runs, event, field, **where):
@@ -281,6 +294,8 @@ PICTURES = [
 def draw_pictures(recipes, summary, folder):
     """{name: {theme: PNG}}"""
     drawn = {}
+    if folder.is_symlink():
+        sys.exit(f"moxie: cannot write {str(folder)!a}: it is a link, and a comparison writes inside its own folder alone")
     folder.mkdir(exist_ok=True)
     for key, theme in THEMES.items():
         style(theme)
@@ -289,7 +304,9 @@ def draw_pictures(recipes, summary, folder):
             if figure is None:
                 continue
             path = folder / (f"{name}.png" if key == "light" else f"{name}-{key}.png")
-            figure.savefig(path)
+            png = io.BytesIO()
+            figure.savefig(png, format="png")
             pyplot.close(figure)
-            drawn.setdefault(name, {})[key] = path.read_bytes()
+            write_file(path, png.getvalue())
+            drawn.setdefault(name, {})[key] = png.getvalue()
     return drawn

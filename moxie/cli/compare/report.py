@@ -12,7 +12,6 @@ import base64
 import html
 import json
 import math
-import os
 import pathlib
 import types
 
@@ -135,9 +134,7 @@ def main(folder):
         for run in recipe["runs"]:
             run["events"] = pictures.read_events(folder / run["folder"] / "metrics.jsonl")
     drawn = pictures.draw_pictures(recipes, summary, folder / "pictures") if pictures.matplotlib else {}
-    unfinished = folder / "report.html.unfinished"
-    unfinished.write_text(write_page(recipes, summary, drawn), encoding="utf-8")
-    os.replace(unfinished, folder / "report.html")
+    pictures.write_file(folder / "report.html", write_page(recipes, summary, drawn).encode())
 
 
 main(pathlib.Path(sys.argv[1]))

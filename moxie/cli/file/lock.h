@@ -8,13 +8,17 @@ namespace moxie::cli {
 // Throws Error if another process holds the lock. The system releases it when a process is killed.
 class FolderLock {
  public:
-  explicit FolderLock(const std::string& path);
+  explicit FolderLock(const std::string& path);  // of the lock file
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
 
+  // Throws IoError if the folder was moved or replaced: its path may now lead to another's folder.
+  void check_folder() const;
+
  private:
-  int fd_;
+  std::string folder_;
+  int fd_, folder_fd_;
 };
 
 }  // namespace moxie::cli

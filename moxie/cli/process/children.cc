@@ -25,13 +25,22 @@ bool Children::interrupted() {
   return interrupted_;
 }
 
-int Children::run(const std::string& program, const std::vector<std::string>& args) {
+int Children::run(const std::string& program, const std::vector<std::string>& args,
+                  std::chrono::milliseconds timeout) {
+  using Clock = std::chrono::steady_clock;
+  const Clock::time_point start = Clock::now();
   const pid_t child =
       spawn({.program = program, .args = args, .err = STDERR_FILENO, .signals = before_});
   int status = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
+    if (Clock::now() - start >= timeout) {
+      ::kill(child, SIGKILL);
+      ::waitpid(child, &status, 0);
+      return kTimedOut;
+    }
     siginfo_t info = {};
-    const int number = ::sigwaitinfo(&signals_, &info);
+    const timespec slice = {.tv_sec = 0, .tv_nsec = 50'000'000};  // how late a timeout may come
+    const int number = ::sigtimedwait(&signals_, &info, &slice);
     if (number < 0 || number == SIGCHLD) continue;
     // A signal of the terminal has reached the child too. A signal of a process may have been sent
     // to us alone or to our group, which is unknown. So the child gets a different signal, because

@@ -3,7 +3,6 @@
 #include <memory>
 
 #include "moxie/cli/command.h"
-#include "moxie/cli/file/lock.h"
 #include "moxie/cli/text.h"
 #include "moxie/cli/train/flags.h"
 #include "moxie/cli/train/loop.h"
@@ -69,10 +68,9 @@ Result begin(Config config) {
   const FolderLock lock(folder.lock());
   MOXIE_CHECK(!holds_run(folder), "'", folder.path,
               "' holds a run already; --resume continues it, --out takes another folder");
-  TrainArgs args;
-  args.save_weights = config.save_weights;
-  args.config = std::move(config);
-  return train(std::move(args));
+  TrainArgs args{.config = std::move(config), .lock = lock};
+  args.save_weights = args.config.save_weights;
+  return train(args);
 }
 
 Result resume(const ConfigFlags& flags, const std::string& out) {
@@ -84,6 +82,7 @@ Result resume(const ConfigFlags& flags, const std::string& out) {
   const std::optional<Result> finished = finished_result(folder, config.steps, before);
   const std::string weights = resumed_weights_path(flags, config, finished.has_value());
   return train({.config = std::move(config),
+                .lock = lock,
                 .before = std::move(before),
                 .finished = finished,
                 .save_weights = weights});

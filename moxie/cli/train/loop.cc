@@ -56,6 +56,7 @@ class Run {
   bool is_due(int64_t every) const { return every > 0 && position_.step % every == 0; }
 
   Config config_;
+  const FolderLock& lock_;
   std::string weights_path_;
   RunFolder folder_;
   c10::Device device_;
@@ -94,6 +95,7 @@ LanguageModel make_model(const Config& config, c10::Device device) {
 
 Run::Run(const TrainArgs& args)
     : config_(args.config),
+      lock_(args.lock),
       weights_path_(args.save_weights),
       folder_{config_.out},
       device_(choose_device(config_.device)),
@@ -222,6 +224,7 @@ void Run::not_finite(const at::Tensor& windows) {
 
 void Run::save() {
   if (saved_step_ == position_.step) return;
+  lock_.check_folder();
   if (model_->parameter_count() > 10 * kLargeModel)
     progress_->note(title_of(config_) + ": writing a checkpoint");
   save_checkpoint(folder_.checkpoints(),
@@ -276,6 +279,7 @@ Result Run::train() {
                       .peak_memory_bytes = peak_memory_bytes(device_),
                       .device = describe(device_)};
   const std::string text = to_json(result).dump(2) + "\n";
+  lock_.check_folder();
   metrics_->note_result(result.steps, text);
   write_file(folder_.result(), text);  // replaces the result of an earlier, shorter run
   return result;

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "moxie/cli/file/lock.h"
 #include "moxie/cli/train/run_state.h"
 
 namespace moxie::cli {
@@ -21,8 +22,9 @@ class NotFinite : public std::runtime_error {
 };
 
 struct TrainArgs {
-  Config config;         // config.out is the run's folder; the caller holds its lock
-  RunState before = {};  // the folder's content; the run resumes from its newest checkpoint
+  Config config;           // config.out is the run's folder
+  const FolderLock& lock;  // of that folder
+  RunState before = {};    // the folder's content; the run resumes from its newest checkpoint
   std::optional<Result> finished = {};  // if all steps are done: only weights are left to write
   std::string save_weights = {};        // file for the weights at the end; empty: none
 };
