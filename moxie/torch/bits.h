@@ -19,7 +19,7 @@ namespace moxie::ops {
 
 inline constexpr int kBlockBits = 3;  // an index into kBlocks
 
-// The number of values of an enum, if its bits could hold more (unpack() refuses those); 0: all.
+// The number of values of an enum: unpack() refuses larger ones. 0 if every bit pattern is valid.
 template <class T>
 inline constexpr uint64_t kNumValues = 0;
 template <>

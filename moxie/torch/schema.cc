@@ -164,7 +164,9 @@ TORCH_LIBRARY(moxie, m) {
       "expert_mlp.parallel(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor offs, "
       "Tensor slot_of, Tensor row_of, str group, *, str recipe='mxfp8_rceil_128', str wire='fp8', "
       "Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, Tensor? main_grad13=None, "
-      "Tensor? main_grad2=None, str keep='h', ScalarType? x_dtype=None) -> Tensor y");
+      "Tensor? main_grad2=None, str keep='h', ScalarType? x_dtype=None, "
+      "str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
+      "str w13_layout='concatenated') -> Tensor y");
   // The sum of x over the ranks of a process group; what: as errors call it
   def("_sum_over_group(Tensor x, str group, str what) -> Tensor sum");
   // a = silu(gate) * up with h [R, 2F] = [gate, up]; differentiable. activation: that, 'swiglu', or

@@ -5,6 +5,7 @@ ranks exchange at the same places of the program, in backward as well.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -46,17 +47,6 @@ class Member:
             )
 
 
-# What layers over a group have no choice of.
-PLAIN = {
-    "activation": "swiglu",
-    "bias": False,
-    "w13_layout": "concatenated",
-    "transposed": False,
-    "main_grad": False,
-    "collect_stats": False,
-}
-
-
 def member_of(group: Any) -> Member:
     """This rank in a process group, or in the group of a device mesh of one dimension."""
     if not dist.is_initialized():
@@ -88,9 +78,11 @@ def join(group: Any, settings: Mapping[str, Any]) -> Member:
         if wire not in (None, "fp8", "unquantized"):
             raise ValueError(f"MoE: wire must be fp8 or unquantized, got {wire!r}")
         check_wire(wire, settings["recipe"])
-        for name, plain in PLAIN.items():
-            if settings.get(name, plain) != plain:
-                raise ValueError(f"MoE: {name} must be {plain} over a group, got {settings[name]}")
+        if settings.get("collect_stats", False):
+            raise ValueError("MoE: collect_stats must be False over a group, got True")
+        dtype = settings.get("dtype") or torch.get_default_dtype()
+        if dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"MoE: dtype must be torch.bfloat16 or torch.float32 over a group, got {dtype}")
         return {name: value for name, value in settings.items() if name != "device"}
 
     agree(f"MoE over group '{member.name}'", member.group, describe)
@@ -143,15 +135,16 @@ class ParallelExperts(GroupedExperts):
         # Draws the weights of every expert and keeps its own: the same seed is then the same model at any number of ranks.
         first, local = self.member.rank * self.w13.shape[0], self.w13.shape[0]
         with torch.no_grad():
-            for weight in (self.w13, self.w2):
-                bound = weight.shape[-1] ** -0.5
-                own, before = _shard_of_experts(weight)
-                drawn = torch.empty_like(own[0]) if len(own) else own.new_empty(own.shape[1:])
-                for expert in range(0 if weight.is_meta else self.num_experts):
-                    nn.init.uniform_(drawn, -bound, bound)
-                    at = expert - first - before
-                    if first <= expert < first + local and 0 <= at < len(own):
-                        own[at].copy_(drawn)
+            for weight, bias in ((self.w13, self.b13), (self.w2, self.b2)):
+                bound = 1 / math.sqrt(self._as_taken(weight).shape[-1])
+                for parameter in (weight,) if bias is None else (weight, bias):
+                    own, before = _shard_of_experts(parameter)
+                    drawn = torch.empty_like(own[0]) if len(own) else own.new_empty(own.shape[1:])
+                    for expert in range(0 if parameter.is_meta else self.num_experts):
+                        nn.init.uniform_(drawn, -bound, bound)
+                        at = expert - first - before
+                        if first <= expert < first + local and 0 <= at < len(own):
+                            own[at].copy_(drawn)
         self.reset_stats_()
 
     def forward(
@@ -201,7 +194,11 @@ def _exchange(experts: ParallelExperts, x: Tensor, weights: Tensor, offs: Tensor
         return _exchange_with(experts, x, w13, w2, weights, offs, slot_of, row_of)
 
     if not any_dtensor(experts.w13, experts.w2):
-        return exchange(x, experts.w13, experts.w2, weights)
+        return exchange(x, experts._as_taken(experts.w13), experts._as_taken(experts.w2), weights)
+    if experts.transposed or experts.w13_layout != "concatenated" or experts.b13 is not None or experts.main_grad:
+        raise ValueError(
+            "ParallelExperts: experts whose weights are DTensors must be [out, in], concatenated, without bias and main_grad"
+        )
     from moxie.distributed import products
 
     return products.expert_mlp_over_group(x, experts.w13, experts.w2, weights, recipe=experts.recipe, exchange=exchange)
@@ -223,7 +220,13 @@ def _exchange_with(
         wire=experts.wire,
         quantized_w13=_tensors(gemm.live_cache(experts.cache13, experts.w13)),
         quantized_w2=_tensors(gemm.live_cache(experts.cache2, experts.w2)),
+        main_grad13=experts._main_grad("w13"),
+        main_grad2=experts._main_grad("w2"),
         keep=experts.keep,
+        activation=experts.activation,
+        b13=experts.b13,
+        b2=experts.b2,
+        w13_layout=experts.w13_layout,
     )
 
 

@@ -1,7 +1,7 @@
-"""The other ops of a mixture-of-experts layer: routing, permutation, SwiGLU.
+"""The ops of a mixture-of-experts layer besides the grouped products: routing, permutation, SwiGLU.
 
-Token t of T has k slots, one per chosen expert; slot t * k + j belongs to ids[t, j]. The R = T * k rows of the grouped matrix are
-the slots in order of expert, then of token. Nothing here waits for the device, and no token is dropped.
+Each of the T tokens has k slots, one per chosen expert: slot t * k + j is token t's copy for expert ids[t, j]. The R = T * k rows
+of the grouped matrix are the slots, sorted by expert and then by token. No op waits for the device, and no token is dropped.
 """
 
 import torch
@@ -22,7 +22,7 @@ def gate_logits(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def top_k(scores: Tensor, k: int) -> Tensor:
-    """The k experts of each token with the largest scores [T, E]: ids, int32 [T, k]. Equal scores go by id.
+    """The ids, int32 [T, k], of the k largest scores [T, E] of each token. Among equal scores the smaller id comes first.
 
     >>> moxie.top_k(torch.tensor([[0.1, 0.5, 0.5, 0.2]]), 2).tolist()
     [[1, 2]]
@@ -41,7 +41,7 @@ def route(ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def permute(x: Tensor, slot_of: Tensor, row_of: Tensor, top_k: int, *, weights: Tensor | None = None) -> Tensor:
-    """Tokens x [T, D] to rows [R, D] in the order of their experts. Differentiable in x.
+    """Copies tokens x [T, D] to rows [R, D], sorted by expert. Differentiable in x.
 
     >>> x = torch.tensor([[1.0], [2.0]])
     >>> offs, slot_of, row_of = moxie.route(torch.tensor([[1, 0], [2, 1]], dtype=torch.int32), 3)
@@ -81,8 +81,8 @@ def unpermute_weights(dout: Tensor, rows: Tensor, row_of: Tensor, top_k: int) ->
 def swiglu(h: Tensor, *, activation: Activation = "swiglu") -> Tensor:
     """silu(gate) * up, with h [R, 2F] = [gate, up]; computed in f32 and rounded once. Differentiable.
 
-    `activation="clamped_swiglu"` is gpt-oss's: gate is cut off above 7 and up outside of -7 to 7, and the result is
-    gate * sigmoid(1.702 * gate) * (up + 1).
+    `activation="clamped_swiglu"` is the activation of gpt-oss: gate is clamped to at most 7, up to the range -7 to 7, and the
+    result is gate * sigmoid(1.702 * gate) * (up + 1).
 
     >>> h = torch.randn(4, 6)
     >>> torch.allclose(moxie.swiglu(h), torch.nn.functional.silu(h[:, :3]) * h[:, 3:], atol=1e-6)

@@ -26,10 +26,11 @@ class Routing:
 class Router(nn.Module):
     """Chooses top_k experts per token and their weights.
 
-    `score` turns logits into scores: softmax over the experts, or sigmoid each. `normalize` makes the k weights of a token add
-    up to 1; `scale` multiplies them. `balance`: none; bias (a bias per expert, added to the scores for the choice alone, which
-    `update_bias_()` moves against the load); or loss (the classic auxiliary loss, times `loss_weight`). `z_loss_weight` adds the
-    mean squared logsumexp of the logits.
+    `score` turns logits into scores: softmax over the experts, or the sigmoid of each. `normalize` makes the k weights of a token
+    add up to 1; `scale` multiplies them. `balance` is "none", "bias" or "loss". "bias" adds a bias per expert to the scores when
+    experts are chosen, but not to the weights; `update_bias_()` lowers the bias of experts with too many tokens, and raises the
+    others. "loss" is the usual auxiliary loss, times `loss_weight`. `z_loss_weight` is the weight of a second loss, the mean
+    squared logsumexp of the logits.
 
     >>> router = moxie.nn.Router(16, num_experts=4, top_k=2, score="sigmoid", balance="bias")
     >>> routing = router(torch.randn(5, 16))
@@ -37,9 +38,9 @@ class Router(nn.Module):
     (torch.Size([5, 2]), torch.Size([5, 2]))
     """
 
-    bias: Tensor  # where balance is bias
+    bias: Tensor  # exists only if balance is "bias"
     load: Tensor
-    member: "Member | None" = None  # of the ranks whose tokens count together (expert_parallel.py)
+    member: "Member | None" = None  # this rank's place in the ep_group, over which loads are summed (expert_parallel.py)
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class Router(nn.Module):
         self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
         if balance == "bias":
             self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
-        # Rows that each expert got in training since reset_load_(). Reading it waits for the device; nothing here does.
+        # Rows that each expert got in training since reset_load_(). The counts stay on the device, so only reading them waits.
         self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
 
     @torch.no_grad()
@@ -89,14 +90,14 @@ class Router(nn.Module):
             scale=self.scale,
         )
         if self.training:
-            _ops._add_once_(self.load, counts)  # not again where a checkpoint repeats this
+            _ops._add_once_(self.load, counts)  # adds nothing when activation checkpointing repeats this forward
         return Routing(ids, weights, self._loss(logits, counts))
 
     def _apply(self, fn, recurse: bool = True):
         bias = self._buffers.get("bias")
         super()._apply(fn, recurse)
         if bias is not None and self.bias.dtype != torch.float32:
-            self.bias = bias.to(self.bias.device)  # bf16 cannot hold updates as small as bias_rate
+            self.bias = bias.to(self.bias.device)  # keeps f32: bf16 would round away updates as small as bias_rate
         return self
 
     def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
@@ -107,7 +108,7 @@ class Router(nn.Module):
         loss = logits.new_zeros(())
         tokens = max(logits.shape[0], 1)
         if self.balance == "loss":
-            # E * sum of (share of the rows) * (mean probability): 1 when both are even.
+            # The loss is E * sum over experts of (share of the rows) * (mean probability). It is 1 if the load is even.
             scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
             probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
             share = counts.to(scores.dtype) / (tokens * self.top_k)
@@ -118,10 +119,10 @@ class Router(nn.Module):
 
     @torch.no_grad()
     def update_bias_(self, group: Any = None) -> None:
-        """Moves the bias of each expert by bias_rate against its load, and resets the load. Call it once per step; over a group,
-        on every rank: the load is that of all ranks of the layer's ep_group. Where replicas of the layer see other tokens (data
-        parallelism, FSDP2), give their process group, or dimension of a mesh, as `group`: loads are summed over it as well, and
-        without it biases drift apart."""
+        """Lowers the bias of experts with more than the mean load by bias_rate, raises the others by bias_rate, and resets the
+        load. Call it once per step, on every rank: the load is summed over the layer's ep_group. If replicas of the layer see
+        different tokens (data parallelism, FSDP2), pass their process group or mesh dimension as `group`: the load is then summed
+        over it as well. Otherwise the biases of the replicas drift apart."""
         if self.balance != "bias":
             raise ValueError(f"Router.update_bias_: balance must be bias, got {self.balance}")
         load = self.load if self.member is None else _ops._sum_over_group(self.load, self.member.name, "the load of experts")

@@ -1,4 +1,5 @@
-"""What test_expert_parallel.py runs on every rank (ranks.py): each case against the one-process layer on all ranks' tokens."""
+"""Cases of test_expert_parallel.py, run on every rank by ranks.py. Each compares the layer over a group with the layer of one
+process that gets the tokens of all ranks."""
 
 import dataclasses
 import functools
@@ -14,11 +15,11 @@ import moxie.nn
 
 DIM, HIDDEN, EXPERTS, TOP_K, TOKENS = 160, 96, 8, 3, 20  # TOKENS on each rank
 WIRES = {"bf16": ("unquantized",), "mxfp8_rceil": ("fp8", "unquantized"), "mxfp8_rceil_128": ("fp8", "unquantized")}
-NAMES: list[str] = []  # of all cases, in the order in which they run
+NAMES: list[str] = []  # the names of all cases, in the order in which they run
 
 
 def case(function, name=None):
-    """A case of this module: ranks.py calls it with a World."""
+    """Registers the function as a case, which ranks.py calls with a World."""
     name = name or function.__name__
     NAMES.append(name)
     globals()[name] = lambda world: function(rank=world.rank, size=world.size)
@@ -33,7 +34,7 @@ def inputs(kind: str, tokens: int, dtype) -> torch.Tensor:
 
 
 def layers(size: int, group, dtype=torch.bfloat16, skewed=False, **options):
-    """The layer of one process and that of the group, with the same weights."""
+    """Makes the layer of one process and the layer over the group, with the same weights."""
     wire = options.pop("wire", None)
     torch.manual_seed(1)
     local = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype, **options)
@@ -65,7 +66,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def shares(rank: int, size: int, counts=None):
-    """Which of the concatenated tokens are this rank's, and how many there are."""
+    """The slice of the concatenated tokens that belongs to this rank, and the number of all tokens."""
     counts = counts or [TOKENS] * size
     first = sum(counts[:rank])
     return slice(first, first + counts[rank]), sum(counts)
@@ -84,6 +85,10 @@ def compare(rank, size, local, parallel, x, dy, *, mine, wire, db=100.0, gate_db
             assert torch.equal(actual, expected), f"d{name} differs"
         else:
             assert decibels(actual, expected) >= db, f"d{name}: {decibels(actual, expected)} dB"
+    if local.experts.b13 is not None:
+        assert torch.equal(parallel.experts.b13.grad, local.experts.b13.grad[of_rank]), "db13 differs"
+        db2 = decibels(parallel.experts.b2.grad, local.experts.b2.grad[of_rank])
+        assert db2 >= (45.0 if local.experts.b2.dtype == torch.bfloat16 else 100.0), f"db2: {db2} dB"
     gate = summed(parallel.router.gate.weight.grad)
     assert decibels(gate, local.router.gate.weight.grad) >= gate_db, f"gate: {decibels(gate, local.router.gate.weight.grad)} dB"
 
@@ -198,7 +203,7 @@ def no_gradients_on_some_ranks_is_an_error_on_all(rank, size):
         error = error_of(lambda: parallel(inputs("normal", TOKENS, torch.bfloat16)))
     assert isinstance(error, ValueError) and "gradients" in str(error), error
     assert ("rank 1" in str(error)) and "group" in str(error), error
-    with torch.no_grad():  # and on all ranks it is none
+    with torch.no_grad():  # then with no tokens on any rank
         assert parallel(inputs("normal", TOKENS, torch.bfloat16)).shape == (TOKENS, DIM)
     with torch.inference_mode():
         assert parallel(inputs("normal", TOKENS, torch.bfloat16)).shape == (TOKENS, DIM)
@@ -210,7 +215,7 @@ def no_gradients_on_some_ranks_is_an_error_on_all(rank, size):
 def error_of(call) -> Exception | None:
     try:
         call()
-    except Exception as error:  # what it is, the caller asserts
+    except Exception as error:  # the caller checks the type and the message
         return error
     return None
 
@@ -260,7 +265,7 @@ def wrong_ends_of_groups_are_refused_before_anything_is_sent(rank, size):
     huge = offs.clone()
     huge[1] = 2**31 - 1
     wrong = {"must not decrease": [offs.flip(0), huge, -offs - 1], "must end at the": [offs.clamp(max=len(slot_of) - 1)]}
-    if rank == 0:  # the others wait for nobody: they do not call
+    if rank == 0:  # only rank 0 calls; the other ranks must not be waited for
         for words, all_ends in wrong.items():
             for ends in all_ends:
                 call = lambda ends=ends: parallel.experts(
@@ -279,12 +284,8 @@ def wrong_settings_are_refused(rank, size):
         "wire must be fp8 or unquantized": (EXPERTS, {"wire": "bf16"}),
         "wire fp8 takes recipes": (EXPERTS, {"wire": "fp8", "recipe": "bf16"}),
         "wire fp8 takes": (EXPERTS, {"wire": "fp8", "recipe": "mxfp8_rceil_wgrad_with_hp"}),
+        "dtype must be torch.bfloat16 or torch.float32 over a group": (EXPERTS, {"dtype": torch.float64, "recipe": "identity"}),
         "collect_stats must be False over a group": (EXPERTS, {"collect_stats": True}),
-        "bias must be False": (EXPERTS, {"bias": True}),
-        "activation must be swiglu": (EXPERTS, {"activation": "clamped_swiglu"}),
-        "transposed must be False": (EXPERTS, {"transposed": True}),
-        "main_grad must be False": (EXPERTS, {"main_grad": True}),
-        "w13_layout must be concatenated": (EXPERTS, {"w13_layout": "interleaved"}),
     }
     for words, (experts, kwargs) in refused.items():
         if experts % size == 0 and experts != EXPERTS:
@@ -340,13 +341,13 @@ def losses_and_biases_are_those_of_all_tokens(rank, size):
 
 @case
 def the_state_dict_has_the_names_of_the_local_layer_and_local_experts(rank, size):
-    local, parallel = layers(size, dist.group.WORLD, shared_hidden_dim=64, balance="bias", score="sigmoid")
+    local, parallel = layers(size, dist.group.WORLD, shared_hidden_dim=64, balance="bias", score="sigmoid", bias=True)
     whole, part = local.state_dict(), parallel.state_dict()
     assert list(whole) == list(part)
     experts = EXPERTS // size
     for name, value in part.items():
         expected = whole[name]
-        if name in ("experts.w13", "experts.w2"):
+        if name in ("experts.w13", "experts.w2", "experts.b13", "experts.b2"):
             expected = expected[rank * experts : (rank + 1) * experts]
         assert torch.equal(value, expected), name
     file = io.BytesIO()
@@ -367,11 +368,58 @@ def options_of_the_layer_keep_their_meaning(rank, size):
         {"recipe": "fp8_rowwise"},
         {"recipe": "mxfp8_rceil_wgrad_with_hp"},
         {"recipe": "mxfp8_rceil_32x32", "weight_cache": True},
+        {"activation": "clamped_swiglu", "bias": True, "w13_layout": "interleaved", "transposed": True},
+        {"recipe": "mxfp8_rceil", "bias": True, "keep": "h_fp8", "wire": "unquantized"},
+        {"recipe": "bf16", "bias": True, "w13_layout": "interleaved"},
+        {"activation": "clamped_swiglu", "transposed": True, "weight_cache": True},
     ):
         local, parallel = layers(size, dist.group.WORLD, **options)
         torch.manual_seed(7)
         x, dy = inputs("normal", total, torch.bfloat16), inputs("normal", total, torch.bfloat16)
         compare(rank, size, local, parallel, x, dy, mine=mine, wire=parallel.experts.wire)
+
+
+@case
+def biases_in_f32_have_the_gradients_of_one_process(rank, size):
+    local, parallel = layers(size, dist.group.WORLD, torch.float32, bias=True, score="sigmoid")
+    mine, total = shares(rank, size)
+    torch.manual_seed(12)
+    x, dy = inputs("normal", total, torch.float32), inputs("normal", total, torch.float32)
+    compare(rank, size, local, parallel, x, dy, mine=mine, wire="fp8", gate_db=90.0)
+
+
+@case
+def a_rank_may_freeze_biases_that_others_train(rank, size):
+    local, parallel = layers(size, dist.group.WORLD, bias=True)
+    if rank == size - 1:
+        parallel.experts.b2.requires_grad_(False)
+    mine, total = shares(rank, size)
+    torch.manual_seed(13)
+    x, dy = inputs("normal", total, torch.bfloat16), inputs("normal", total, torch.bfloat16)
+    _, dx = step(local, x, dy)
+    _, dx_mine = step(parallel, x[mine], dy[mine])
+    assert torch.equal(dx_mine, dx[mine])
+    assert (parallel.experts.b2.grad is None) == (rank == size - 1)
+
+
+@case
+def main_gradients_are_those_of_one_process(rank, size):
+    experts = EXPERTS // size
+    of_rank = slice(rank * experts, (rank + 1) * experts)
+    mine, total = shares(rank, size)
+    for options in ({}, {"w13_layout": "interleaved"}, {"transposed": True}):
+        local, parallel = layers(size, dist.group.WORLD, main_grad=True, wire="unquantized", **options)
+        for layer in (local, parallel):
+            for weight in (layer.experts.w13, layer.experts.w2):
+                weight.main_grad = torch.ones_like(weight, dtype=torch.float32)
+        torch.manual_seed(14)
+        x, dy = inputs("normal", total, torch.bfloat16), inputs("normal", total, torch.bfloat16)
+        _, dx = step(local, x, dy)
+        _, dx_mine = step(parallel, x[mine], dy[mine])
+        assert torch.equal(dx_mine, dx[mine])
+        for name in ("w13", "w2"):
+            whole, own = getattr(local.experts, name), getattr(parallel.experts, name)
+            assert own.grad is None and torch.equal(own.main_grad, whole.main_grad[of_rank]), (name, options)
 
 
 @case
@@ -432,7 +480,7 @@ def received_tokens_are_kept_once_and_in_fp8(rank, size):
 
 @case
 def a_compiled_layer_gives_the_same_bits(rank, size):
-    if size != 2:  # it says nothing new at others, and tracing takes seconds
+    if size != 2:  # tracing takes seconds, and one world size is enough for this test
         return
     local, parallel = layers(size, dist.group.WORLD, balance="loss")
     mine, total = shares(rank, size)
@@ -470,7 +518,7 @@ class Counted(dist.ProcessGroup):
 
 
 def count_bytes(group, layer, x, dy):
-    """Bytes to each rank of: counts, x, y, dy, dx."""
+    """The bytes sent to each rank for the counts, x, y, dy and dx, in this order."""
     counted = Counted(group)
     name = f"counted.{len(COUNTED)}"
     COUNTED.append(counted)
@@ -491,7 +539,7 @@ def round16(count: int) -> int:
 
 
 def expected_bytes(ids, size, dim, block, element, experts):
-    """The formula of the documentation, for one rank's ids [T, k]."""
+    """The bytes that docs/EXPERT_PARALLEL.md predicts for the ids [T, k] of one rank."""
     ranks_of = ids.long() // (experts // size)
     tokens = [int((ranks_of == rank).any(1).sum()) for rank in range(size)]
     pairs = [int((ranks_of == rank).sum()) for rank in range(size)]
@@ -517,7 +565,7 @@ def bytes_on_the_wire_are_those_of_the_formula(rank, size):
                     ids, size, DIM, block if wire == "fp8" else 0, dtype.itemsize, EXPERTS
                 )
                 assert sent[0] == counts and sent[1] == of_x and sent[3] == of_dy, (recipe, wire, sent)
-                # What comes back is counted where it leaves: ask the ranks it comes from.
+                # Results travel back from the experts' ranks, so the ranks that send them count their bytes.
                 for leg, of in ((2, 2), (4, 4)):
                     everyone = [None] * size
                     dist.all_gather_object(everyone, sent[leg])

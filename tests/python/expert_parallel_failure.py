@@ -1,4 +1,4 @@
-"""A rank that dies or stalls in the middle of a step, for test_expert_parallel.py: the others print what they raise, and when.
+"""One rank of a group in which a rank dies or stalls in the middle of a step. The other ranks print their exception and its time.
 
 python expert_parallel_failure.py RANK SIZE STORE TIMEOUT killed|stalled forward|backward
 """
@@ -29,7 +29,7 @@ def main() -> None:
     torch.manual_seed(0)
     layer = moxie.nn.MoE(64, 64, 4 * size, 2, ep_group=dist.group.WORLD)
     x = torch.randn(8, 64, requires_grad=True)
-    layer(x).sum().backward()  # a step in which all is well
+    layer(x).sum().backward()  # a first step, which succeeds
     y = layer(x) if where == "backward" else None
     dist.barrier()
     if rank == size - 1:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """By number of ranks what went wrong in each case; they run when they are first asked for."""
+    """A function that gives the errors of all cases for a number of ranks. Cases run on the first call for that number."""
     names = [f"expert_parallel_cases.{name}" for name in expert_parallel_cases.NAMES]
     return functools.cache(lambda size: ranks.run(names, size, tmp_path_factory.mktemp("ranks")))
 
@@ -34,7 +34,7 @@ def test_over_a_group(size, case, results):
 
 @pytest.mark.parametrize(("how", "where"), (("killed", "forward"), ("killed", "backward"), ("stalled", "backward")))
 def test_a_failed_rank_is_named_by_the_others(how, where, tmp_path):
-    """Plain processes: a launcher would end the survivors."""
+    """Starts the ranks as plain processes, because a launcher would kill the surviving ranks."""
     size, timeout = 3, 10
     script = pathlib.Path(__file__).with_name("expert_parallel_failure.py")
     logs = [tmp_path / f"{rank}.log" for rank in range(size)]

@@ -65,23 +65,22 @@ class Consumer {
   __device__ __forceinline__ void multiply(const Now& tile, bool next_live, Product& product,
                                            Product& sums) {
     int left = tile.steps;
-    const auto more = [&] { return left > 0 || next_live; };
     // With four scales of b, kFirst would make the compiler multiply in place, and wait for wgmma
     // in every step.
     if (Tile::kSpans > 1 || next_is_wild()) {
       ptx::clear_registers(sums);
     } else if (left >= kQuad) {
       left -= kQuad;
-      steps<kQuad, Promotion::kFirst>(more(), product, sums);
+      steps<kQuad, Promotion::kFirst>(left, next_live, product, sums);
     } else {
       left -= 1;
-      steps<1, Promotion::kFirst>(more(), product, sums);
+      steps<1, Promotion::kFirst>(left, next_live, product, sums);
     }
     while (left > 0) {
       if (next_is_wild()) {
         wild_step(*tile.work, tile.steps - left, product, sums);
         left -= 1;
-        if (more()) {
+        if (left > 0 || next_live) {
           stages_.wait();
           issue(stages_.descriptors(), product);
         }
@@ -90,11 +89,11 @@ class Consumer {
 #pragma unroll 1
         do {
           left -= kQuad;
-          steps<kQuad, Promotion::kAdd>(more(), product, sums);
+          steps<kQuad, Promotion::kAdd>(left, next_live, product, sums);
         } while (left >= kQuad && !next_is_wild());
       } else {
         left -= 1;
-        steps<1, Promotion::kAdd>(more(), product, sums);
+        steps<1, Promotion::kAdd>(left, next_live, product, sums);
       }
     }
   }
@@ -105,12 +104,12 @@ class Consumer {
 
   // kSteps steps without wild scales. Each step waits for the product in flight, promotes it and
   // issues the next one; everything else is prepared while the product is in flight.
-  // more_after: a product follows the last step.
+  // A product follows the last step if steps of this tile are left after it, or if next_live.
   template <int kSteps, Promotion kFirstPromotion>
-  __device__ __forceinline__ void steps(bool more_after, Product& product, Product& sums) {
+  __device__ __forceinline__ void steps(int left, bool next_live, Product& product, Product& sums) {
 #pragma unroll
     for (int i = 0; i < kSteps; ++i) {
-      const bool more = i + 1 < kSteps || more_after;
+      const bool more = i + 1 < kSteps || left > 0 || next_live;
       const int done = stages_.slot();
       typename StepFactors<Tile>::Factors factors;
       factors_.read(shared_.scales[done], factors);

@@ -37,19 +37,17 @@ class RowsSchedule {
   }
 
  private:
-  enum class Run : bool { kRest, kFull };
-
   // Moves to the next run; false: no group is left.
   __device__ bool next_run() {
     passed_ = tiles_ = 0;
-    if (run_ == Run::kFull) {
-      run_ = Run::kRest;
+    if (is_full_) {
+      is_full_ = false;
     } else {
-      run_ = Run::kFull;
+      is_full_ = true;
       if (!next_band()) return false;
     }
     width_ = min(p_.band, columns_ - band_begin_);
-    tiles_ = width_ * (run_ == Run::kFull ? full_rows_ : rest_rows_);
+    tiles_ = width_ * (is_full_ ? full_rows_ : rest_rows_);
     time_ = walk_.group == p_.groups ? 1 : step_time<Tile>(blocks());
     return true;
   }
@@ -77,11 +75,11 @@ class RowsSchedule {
   }
 
   // Blocks of 64 rows in a tile of this run.
-  __device__ int blocks() const { return run_ == Run::kFull ? Tile::kConsumers : rest_blocks_; }
+  __device__ int blocks() const { return is_full_ ? Tile::kConsumers : rest_blocks_; }
 
   __device__ Work tile(int index) const {
     const int down = index / width_, across = band_begin_ + (index - down * width_);
-    const int begin = walk_.begin + (run_ == Run::kFull ? 0 : full_rows_ * Tile::kM);
+    const int begin = walk_.begin + (is_full_ ? 0 : full_rows_ * Tile::kM);
     const int height = kWgmmaM * blocks();
     Work work{};
     work.valid = 1;
@@ -100,7 +98,7 @@ class RowsSchedule {
   // Before the first group: its only band is past all columns, and its last run is done.
   static constexpr int kPastAllColumns = 1 << 30;
   int band_begin_ = kPastAllColumns;
-  Run run_ = Run::kRest;
+  bool is_full_ = false;               // the run: full tiles, or the rest
   int full_rows_ = 0, rest_rows_ = 0;  // rows of tiles of the group in each run
   int rest_blocks_ = 0;                // blocks of 64 rows in a tile of the rest
   int width_ = 1, time_ = 0;           // of the run: columns of tiles, cost of a tile

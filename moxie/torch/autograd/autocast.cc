@@ -104,14 +104,13 @@ Tensor expert_mlp_stats_autocast(const Tensor& x, const Tensor& w13, const Tenso
 }
 
 template <c10::DeviceType kDevice>
-Tensor expert_mlp_parallel_autocast(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                                    const Tensor& weights, const Tensor& offs,
-                                    const Tensor& slot_of, const Tensor& row_of,
-                                    std::string_view group, std::string_view recipe,
-                                    std::string_view wire, OptionalTensors quantized_w13,
-                                    OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
-                                    const OptionalTensor& main_grad2, std::string_view keep,
-                                    std::optional<at::ScalarType> /*x_dtype*/) {
+Tensor expert_mlp_parallel_autocast(
+    const Tensor& x, const Tensor& w13, const Tensor& w2, const Tensor& weights, const Tensor& offs,
+    const Tensor& slot_of, const Tensor& row_of, std::string_view group, std::string_view recipe,
+    std::string_view wire, OptionalTensors quantized_w13, OptionalTensors quantized_w2,
+    const OptionalTensor& main_grad13, const OptionalTensor& main_grad2, std::string_view keep,
+    std::optional<at::ScalarType> /*x_dtype*/, std::string_view activation,
+    const OptionalTensor& b13, const OptionalTensor& b2, std::string_view w13_layout) {
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
   return ops::expert_mlp_parallel(x, w13, w2, weights, offs, slot_of, row_of, group,
                                   {.recipe = recipe,
@@ -121,7 +120,11 @@ Tensor expert_mlp_parallel_autocast(const Tensor& x, const Tensor& w13, const Te
                                    .main_grad13 = main_grad13,
                                    .main_grad2 = main_grad2,
                                    .keep = keep,
-                                   .x_dtype = at::autocast::get_autocast_dtype(kDevice)});
+                                   .x_dtype = at::autocast::get_autocast_dtype(kDevice),
+                                   .activation = activation,
+                                   .b13 = b13,
+                                   .b2 = b2,
+                                   .w13_layout = w13_layout});
 }
 
 }  // namespace

@@ -1,21 +1,15 @@
 // expert_mlp: w13, SwiGLU and w2 as one node, so that what lies between them can stay in FP8, and
-// so can the rows of tokens that are yet to be permuted; with routing weights also the weighted sum
-// of each token's rows. Between forward and backward it keeps x, which is there anyway, and h: the
-// operands of wgrad are made again from them, and the gradient of a routing weight is <da, a>,
-// which needs no y. Backward gives back what it has used as it goes.
-#include "moxie/torch/autograd/expert_mlp.h"
+// so can the rows of tokens that are yet to be permuted or sent; with routing weights also the
+// weighted sum of each token's rows. Between forward and backward it keeps x and h: the operands of
+// wgrad are made again from them, and the gradient of a routing weight is <da, a>, which needs no
+// y. Backward gives back what it has used as it goes. expert_mlp_path.h is how tokens come to the
+// experts.
+#include "moxie/torch/autograd/expert_mlp_path.h"
 
-#include <torch/library.h>
-
-namespace moxie::ops {
+namespace moxie::ops::mlp {
 namespace {
 
-using mlp::Call;
-using mlp::Keep;
-using mlp::kOp;
-using mlp::Needs;
 using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
 
 // Positions of the arguments of apply(), which the gradients follow.
 enum Argument : size_t {
@@ -28,23 +22,19 @@ enum Argument : size_t {
   kMainGrad13,
   kMainGrad2,
   kCall,
+  kPath,
   kNeeds,
   kArguments
 };
 enum Saved : size_t {
-  kSavedOffs,
-  kSavedX,
   kSavedH,
   kSavedHScale,
-  kSavedSlotOf,
-  kSavedRowOf,
-  kSavedWeights,
   kSavedB2,
   kSavedW13,
   kSavedW13Scale,
   kSavedW2,
   kSavedW2Scale,
-  kSavedCount
+  kSavedCount  // then those of the path
 };
 
 // h in FP8: blocks along a row, whatever those of the recipe.
@@ -57,8 +47,8 @@ struct Steps {
   Tensor y;             // rows, or with weights tokens
 };
 
-Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Call& call) {
-  const ExpertMlpOptions& options = call.options;
+Steps run_forward(const Args& args, const Call& call, TokenPath& path) {
+  const auto& [x, w13, w2, options] = args;
   const auto& [up, down] = call.plan;
   const Tensor tokens = x.to(call.rows_dtype(x));
   // What is quantized already is in order.
@@ -69,11 +59,10 @@ Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Ca
       interleaved && options.b13 ? OptionalTensor(concatenated(*options.b13)) : options.b13;
   Steps steps;
   {
-    const QuantizedForms forms =
-        quantize_permuted({up, options.offs, Role::kX, Need::kRowwise}, tokens, call.permutation());
+    const QuantizedForms forms = path.x_to_experts(up, tokens);
     steps.up = linear_forward(up, {.x = tokens,
                                    .w = rows13,
-                                   .offs = options.offs,
+                                   .offs = path.offs(),
                                    .bias = b13,
                                    .quantized_w = options.quantized_w13,
                                    .forms = &forms});
@@ -81,45 +70,34 @@ Steps run_forward(const Tensor& x, const Tensor& w13, const Tensor& w2, const Ca
   const Tensor& h = steps.up.y;
   {
     const QuantizedForms forms =
-        quantize_swiglu({down, options.offs, Role::kX, Need::kRowwise}, h, {call.activation});
+        quantize_swiglu({down, path.offs(), Role::kX, Need::kRowwise}, h, {call.activation});
     steps.down = linear_forward(down, {.x = h,
                                        .w = w2,
-                                       .offs = options.offs,
+                                       .offs = path.offs(),
                                        .bias = options.b2,
                                        .quantized_w = options.quantized_w2,
                                        .forms = &forms});
   }
-  if (call.stats) mlp::add_forward_stats(*call.stats, {tokens, h, rows13, w2}, call);
-  steps.y = std::move(steps.down.y);
-  if (options.weights)
-    steps.y = unpermute(steps.y, *options.slot_of, *options.row_of, x.sym_size(0), options.weights);
+  if (call.stats) add_forward_stats(*call.stats, {tokens, h, rows13, w2}, call);
+  steps.y = path.y_from_experts(std::exchange(steps.down.y, Tensor()));
   return steps;
 }
 
 // What backward reads, in the order of Saved.
-variable_list saved_of(const Tensor& x, const Steps& steps, const Call& call, const Needs& needs) {
-  const ExpertMlpOptions& options = call.options;
+variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs) {
   variable_list saved(kSavedCount);
-  saved[kSavedOffs] = options.offs.value_or(Tensor());
-  if (needs.w13) saved[kSavedX] = x;
+  const auto keep = [&](const Quantized& part, size_t at) {
+    saved[at] = part.data;
+    saved[at + 1] = part.scale.value_or(Tensor());
+  };
   const Tensor& h = steps.up.y;
   if (call.keep == Keep::kH) {
     saved[kSavedH] = h;
   } else {
     const auto made = packed::quantize(h, {}, pack(kHSpec));
-    saved[kSavedH] = made[0];
-    saved[kSavedHScale] = made[1];
+    keep({made[0], made[1]}, kSavedH);
   }
-  if (options.slot_of) {
-    saved[kSavedSlotOf] = *options.slot_of;
-    saved[kSavedRowOf] = *options.row_of;
-  }
-  if (options.weights) saved[kSavedWeights] = *options.weights;
-  if (options.b2 && needs.weights) saved[kSavedB2] = *options.b2;
-  const auto keep = [&](const Quantized& w_t, size_t at) {
-    saved[at] = w_t.data;
-    saved[at + 1] = w_t.scale.value_or(Tensor());
-  };
+  if (call.options.b2 && needs.weights) saved[kSavedB2] = *call.options.b2;
   keep(steps.up.saved.w_t, kSavedW13);
   keep(steps.down.saved.w_t, kSavedW2);
   return saved;
@@ -155,16 +133,31 @@ Tensor wgrad13(const Plan& plan, const WgradArgs& args, W13Layout layout) {
   return {};
 }
 
+std::unique_ptr<TokenPath> restored_path(variable_list& saved, SavedData& data) {
+  variable_list of_path(std::make_move_iterator(saved.begin() + kSavedCount),
+                        std::make_move_iterator(saved.end()));
+  switch (PathKind{data["path"].toInt()}) {
+    case PathKind::kLocal: break;
+    case PathKind::kGroup: return restored_group_path(std::move(of_path), data);
+  }
+  return restored_local_path(std::move(of_path), data);
+}
+
 struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
   static Tensor forward(AutogradContext* ctx, const Tensor& x, const Tensor& w13, const Tensor& w2,
-                        const OptionalTensor& /*weights*/, const OptionalTensor& b13,
+                        const OptionalTensor& weights, const OptionalTensor& b13,
                         const OptionalTensor& b2, const OptionalTensor& main_grad13,
-                        const OptionalTensor& main_grad2, const Call* call, const Needs* needs) {
+                        const OptionalTensor& main_grad2, const Call* call, TokenPath* path,
+                        const Needs* needs) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const Steps steps = run_forward(x, w13, w2, *call);
     const ExpertMlpOptions& options = call->options;
+    const Steps steps = run_forward({x, w13, w2, options}, *call, *path);
     auto& data = ctx->saved_data;
-    if (needs->any()) ctx->save_for_backward(saved_of(x, steps, *call, *needs));
+    if (needs->any()) {
+      variable_list saved = saved_of(steps, *call, *needs);
+      path->save(*needs, saved, data);
+      ctx->save_for_backward(std::move(saved));
+    }
     // Not as saved variables: they are written between forward and backward, and hooks may copy
     // those.
     if (main_grad13) data["main_grad13"] = *main_grad13;
@@ -175,15 +168,13 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     }
     data["plan13"] = pack(call->plan.up);
     data["plan2"] = pack(call->plan.down);
-    data["top_k"] = options.top_k;
     data["without_hooks"] = saves_without_hooks();
-    data["num_tokens"] = x.sym_size(0);
-    data["x_dtype"] = x.scalar_type();
     data["rows_dtype"] = call->rows_dtype(x);
     data["h_dtype"] = steps.up.y.scalar_type();
     data["y_dtype"] = steps.y.scalar_type();
     data["w13_dtype"] = w13.scalar_type();
     data["w2_dtype"] = w2.scalar_type();
+    data["has_weights"] = weights.has_value();
     if (b13) data["b13_dtype"] = b13->scalar_type();
     if (b2) data["b2_dtype"] = b2->scalar_type();
     data["activation"] = static_cast<int64_t>(call->activation);
@@ -193,54 +184,50 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     variable_list out(kArguments);
-    if (!grads[0].defined()) return out;
     variable_list saved = saved_for_backward(ctx, kOp);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto& data = ctx->saved_data;
     const auto dtype_of = [&](const char* name) { return data[name].toScalarType(); };
-    const Tensor dy = grads[0].to(dtype_of("y_dtype"));
-    const Plan plan13 = unpack<Plan>(data["plan13"].toInt(), kOp);
-    const Plan plan2 = unpack<Plan>(data["plan2"].toInt(), kOp);
-    const OptionalTensor offs = defined(saved[kSavedOffs]);
-    const Permutation permutation{defined(saved[kSavedSlotOf]), defined(saved[kSavedRowOf]),
-                                  data["top_k"].toInt()};
-    const OptionalTensor weights = defined(saved[kSavedWeights]);
-    // With weights, dy is of tokens.
-    const Permutation of_dy = weights ? permutation : Permutation{};
-    const RowActivation glu{static_cast<Activation>(data["activation"].toInt()), weights,
-                            weights ? permutation.slot_of : std::nullopt};
-    const auto layout = static_cast<W13Layout>(data["w13_layout"].toInt());
     const auto has = [&](const char* name) { return data.find(name) != data.end(); };
     // torch counts the tensors that were given, in the order of Argument.
     size_t next = kWeights;
     const auto needs_optional = [&](bool given) { return given && ctx->needs_input_grad(next++); };
-    const Needs needs{.x = ctx->needs_input_grad(kX),
-                      .w13 = ctx->needs_input_grad(kW13),
-                      .w2 = ctx->needs_input_grad(kW2),
-                      .weights = needs_optional(weights.has_value()),
-                      .b13 = needs_optional(has("b13_dtype")),
-                      .b2 = needs_optional(has("b2_dtype"))};
-    if (!needs.any()) return out;
+    const Needs own{.x = ctx->needs_input_grad(kX),
+                    .w13 = ctx->needs_input_grad(kW13),
+                    .w2 = ctx->needs_input_grad(kW2),
+                    .weights = needs_optional(data["has_weights"].toBool()),
+                    .b13 = needs_optional(has("b13_dtype")),
+                    .b2 = needs_optional(has("b2_dtype"))};
+    if (!own.any()) return out;
     // An error below, such as no memory left, may come after tensors of the graph were freed.
-    TORCH_CHECK(data.find("began") == data.end(), kOp,
+    TORCH_CHECK(!has("began"), kOp,
                 ": an earlier backward of this graph failed midway and freed what it had used; run "
                 "forward again");
     const SavedMemory memory(data["without_hooks"].toBool());
     if (memory.may_release()) data["began"] = true;
+    const Plan plan13 = unpack<Plan>(data["plan13"].toInt(), kOp);
+    const Plan plan2 = unpack<Plan>(data["plan2"].toInt(), kOp);
+    const auto layout = static_cast<W13Layout>(data["w13_layout"].toInt());
+    const std::unique_ptr<TokenPath> path = restored_path(saved, data);
+    const OptionalTensor& offs = path->offs();
+    const RowActivation glu = path->weighted(static_cast<Activation>(data["activation"].toInt()));
+    const Needs needs = path->all_needs(own);
+    const Tensor dy = grads[0].to(dtype_of("y_dtype"));
 
-    QuantizedForms dy_forms =
-        quantize_permuted({plan2, offs, Role::kDy, need_of_dy(needs.da(), needs.w2)}, dy, of_dy);
+    TokenPath::Dy dy_rows = path->dy_to_experts(plan2, dy, need_of_dy(needs.da(), needs.w2));
     Tensor da;
     if (needs.da()) {
       Quantized w2_t = take(saved, kSavedW2);
-      da = linear_dgrad(plan2, dy_forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
-      dy_forms.rowwise = {};
+      da = linear_dgrad(dy_rows.dgrad, dy_rows.forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
+      dy_rows.forms.rowwise = {};
       memory.release(w2_t.data);
     }
     Tensor h = take_h(saved, dtype_of("h_dtype"), memory);
     const c10::SymInt rows = h.sym_size(0);
+    const TokenRows of_tokens = path->token_rows();
     if (const OptionalTensor stats = find_tensor(data, "stats"))
-      mlp::add_backward_stats(*stats, {dy, da, h, of_dy, glu, offs, data["recipe"].toStringRef()});
+      add_backward_stats(
+          *stats, {dy, da, h, of_tokens.permutation, glu, offs, data["recipe"].toStringRef()});
     QuantizedForms a;
     if (needs.w2) a = quantize_swiglu({plan2, offs, Role::kX, Need::kColwise}, h, glu);
     SwigluGrads of_h;
@@ -255,118 +242,55 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       out[kB13] = layout == W13Layout::kInterleaved ? interleaved(sums) : sums;
       of_h.values.reset();
     }
-    const mlp::BiasArgs of_b2{dy, offs, of_dy, weights};
-    if (needs.b2) out[kB2] = mlp::b2_gradient(of_b2).to(dtype_of("b2_dtype"));
-    if (needs.weights) {
-      out[kWeights] = of_h.dweights;
-      if (has("b2_dtype"))
-        out[kWeights] = of_h.dweights.add(mlp::b2_weight_gradient(of_b2, saved[kSavedB2]));
-    }
     if (needs.w2)
-      out[kW2] = linear_wgrad(plan2, {.dy_t = dy_forms.colwise,
+      out[kW2] = linear_wgrad(plan2, {.dy_t = dy_rows.forms.colwise,
                                       .x_t = a.colwise,
                                       .rows = rows,
                                       .offs = offs,
                                       .main_grad = find_tensor(data, "main_grad2"),
                                       .w_dtype = dtype_of("w2_dtype")});
-    dy_forms = {}, a = {};
+    dy_rows = {}, a = {};
+    // What b2 has to do with is taken where dy is as it came.
+    const BiasArgs of_b2{dy, of_tokens.offs, of_tokens.permutation, of_tokens.weights};
+    if (needs.b2) out[kB2] = path->sum_over_ranks(b2_gradient(of_b2)).to(dtype_of("b2_dtype"));
+    TokenPath::Grads of_rows{{}, needs.weights ? of_h.dweights : Tensor()};
     if (needs.x) {
       Quantized w13_t = take(saved, kSavedW13);
-      Tensor dx = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
+      of_rows.x = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
       of_h.dh.rowwise = {};
       memory.release(w13_t.data);
-      dx = dx.to(dtype_of("x_dtype"));
-      if (permutation.slot_of)
-        dx =
-            unpermute(dx, *permutation.slot_of, *permutation.row_of, data["num_tokens"].toSymInt());
-      out[kX] = dx;
     }
-    if (needs.w13) {
-      const Tensor x = saved[kSavedX].to(dtype_of("rows_dtype"));
-      const QuantizedForms x_forms =
-          quantize_permuted({plan13, offs, Role::kX, Need::kColwise}, x, permutation);
+    if (needs.x || needs.weights) {
+      const TokenPath::Grads at_tokens = path->grads_from_experts(of_rows, own);
+      out[kX] = at_tokens.x;
+      out[kWeights] = at_tokens.weights;
+    }
+    of_rows = {};
+    if (needs.weights && has("b2_dtype")) {
+      const Tensor b2 = path->of_all_experts(saved[kSavedB2]);
+      if (own.weights) out[kWeights] = out[kWeights].add(b2_weight_gradient(of_b2, b2));
+    }
+    if (needs.w13)
       out[kW13] = wgrad13(plan13,
                           {.dy_t = of_h.dh.colwise,
-                           .x_t = x_forms.colwise,
+                           .x_t = path->x_again(plan13, dtype_of("rows_dtype")).colwise,
                            .rows = rows,
                            .offs = offs,
                            .main_grad = find_tensor(data, "main_grad13"),
                            .w_dtype = dtype_of("w13_dtype")},
                           layout);
-    }
     return out;
   }
 };
 
-enum class Autograd : bool { kNo, kYes };
-
-// Without autograd (inference mode) nothing is kept.
-template <Autograd kAutograd>
-Tensor call_expert_mlp(const mlp::Args& args, const OptionalTensor& stats) {
-  return with_op(kOp, [&] {
-    const auto& [x, w13, w2, options] = args;
-    Needs needs;
-    if constexpr (kAutograd == Autograd::kYes)
-      needs = {.x = wants_grad(x),
-               .w13 = wants_grad(w13),
-               .w2 = wants_grad(w2),
-               .weights = options.weights && wants_grad(*options.weights),
-               .b13 = options.b13 && wants_grad(*options.b13),
-               .b2 = options.b2 && wants_grad(*options.b2)};
-    Call call = mlp::checked_call(args, needs);
-    if (stats) {
-      mlp::check_stats(*stats, x);
-      call.stats = stats;
-    }
-    if constexpr (kAutograd == Autograd::kYes)
-      return ExpertMlp::apply(x, w13, w2, options.weights, options.b13, options.b2,
-                              options.main_grad13, options.main_grad2, &call, &needs);
-    return run_forward(x, w13, w2, call).y;
-  });
-}
-
-template <Autograd kAutograd>
-Tensor expert_mlp_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                         const OptionalTensor& offs, std::string_view recipe,
-                         OptionalTensors quantized_w13, OptionalTensors quantized_w2,
-                         const OptionalTensor& main_grad13, const OptionalTensor& main_grad2,
-                         const OptionalTensor& slot_of, const OptionalTensor& row_of, int64_t top_k,
-                         const OptionalTensor& weights, std::string_view keep,
-                         std::optional<at::ScalarType> x_dtype, std::string_view activation,
-                         const OptionalTensor& b13, const OptionalTensor& b2,
-                         std::string_view w13_layout) {
-  const ExpertMlpOptions options =
-      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
-  return call_expert_mlp<kAutograd>({x, w13, w2, options}, {});
-}
-
-template <Autograd kAutograd>
-Tensor expert_mlp_stats_kernel(const Tensor& x, const Tensor& w13, const Tensor& w2,
-                               const Tensor& stats, const OptionalTensor& offs,
-                               std::string_view recipe, OptionalTensors quantized_w13,
-                               OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
-                               const OptionalTensor& main_grad2, const OptionalTensor& slot_of,
-                               const OptionalTensor& row_of, int64_t top_k,
-                               const OptionalTensor& weights, std::string_view keep,
-                               std::optional<at::ScalarType> x_dtype, std::string_view activation,
-                               const OptionalTensor& b13, const OptionalTensor& b2,
-                               std::string_view w13_layout) {
-  const ExpertMlpOptions options =
-      mlp::options_of(offs, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, slot_of,
-                      row_of, top_k, weights, keep, x_dtype, activation, b13, b2, w13_layout);
-  return call_expert_mlp<kAutograd>({x, w13, w2, options}, stats);
-}
-
 }  // namespace
 
-TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
-  m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kYes>));
-  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_kernel<Autograd::kYes>));
-}
-TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
-  m.impl("expert_mlp", TORCH_FN(expert_mlp_kernel<Autograd::kNo>));
-  m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_kernel<Autograd::kNo>));
+Tensor run(Autograd autograd, const Args& args, const Call& call, TokenPath& path,
+           const Needs& needs) {
+  if (autograd == Autograd::kNo) return run_forward(args, call, path).y;
+  const auto& [x, w13, w2, options] = args;
+  return ExpertMlp::apply(x, w13, w2, path.token_rows().weights, options.b13, options.b2,
+                          options.main_grad13, options.main_grad2, &call, &path, &needs);
 }
 
-}  // namespace moxie::ops
+}  // namespace moxie::ops::mlp

@@ -1,4 +1,4 @@
-// What a call of expert_mlp does, checked and decided; expert_mlp.cc has the node.
+// The arguments of expert_mlp after checking, and its plan. The node is in expert_mlp.cc.
 #pragma once
 
 #include "moxie/torch/autograd/linear.h"
@@ -9,7 +9,7 @@ namespace moxie::ops::mlp {
 
 inline constexpr const char* kOp = "expert_mlp";
 
-// How h, SwiGLU's input, waits for backward. Whatever else wgrad reads is made again from h and x.
+// How h, the input of SwiGLU, is kept for backward. Backward makes the operands of wgrad from h, x.
 enum class Keep : int64_t { kH, kFp8 };
 
 struct Args {
@@ -31,7 +31,7 @@ struct Call {
   }
 };
 
-// Whose gradients are wanted.
+// Which arguments need gradients.
 struct Needs {
   bool x = false, w13 = false, w2 = false, weights = false, b13 = false, b2 = false;
 
@@ -40,11 +40,11 @@ struct Needs {
   bool any() const { return da() || w2 || b2; }
 };
 
-// Checks all arguments, then decides.
+// Checks all arguments, then makes the plan.
 Call checked_call(const Args& args, const Needs& needs);
 void check_stats(const Tensor& stats, const Tensor& x);
 
-// The arguments in the order of the schema, as options.
+// Converts the arguments, in the order of the schema, to options.
 inline ExpertMlpOptions options_of(
     const OptionalTensor& offs, std::string_view recipe, const OptionalTensors& quantized_w13,
     const OptionalTensors& quantized_w2, const OptionalTensor& main_grad13,
@@ -70,7 +70,7 @@ inline ExpertMlpOptions options_of(
           .w13_layout = w13_layout};
 }
 
-// What quantization loses of the operands of both products (stats.h), added to stats.
+// Adds the quantization errors of the operands of both products (stats.h) to stats.
 struct ForwardOperands {
   const Tensor &x, &h;  // tokens or rows, and h
   const Tensor &w13, &w2;
@@ -85,7 +85,7 @@ struct BackwardOperands {
 };
 void add_backward_stats(const Tensor& stats, const BackwardOperands& of);
 
-// ---- what b2 adds to backward (expert_mlp_bias.cc) ----
+// ---- gradients that b2 contributes to (expert_mlp_bias.cc) ----
 
 struct BiasArgs {
   const Tensor& dy;  // rows, or with weights tokens
@@ -95,8 +95,8 @@ struct BiasArgs {
 };
 // [G, D], f32: the sum of dy, or of weight * dy, over the rows of each group.
 Tensor b2_gradient(const BiasArgs& args);
-// [T, k]: the products of each token's dy with b2 of the experts its slots go to, which are part of
-// the gradient of the weights.
+// [T, k]: the contribution of b2 to the gradient of the weights: for each slot, the dot product of
+// the token's dy with b2 of the slot's expert.
 Tensor b2_weight_gradient(const BiasArgs& args, const Tensor& b2);
 
 }  // namespace moxie::ops::mlp

@@ -19,7 +19,7 @@ Tensor b2_weight_gradient(const BiasArgs& args, const Tensor& b2) {
   const auto& [dy, offs, of_dy, weights] = args;
   const Tensor dots = gate_logits(dy, b2);  // [T, G], as accurate as products in f32
   if (!offs) return dots.expand_symint(weights->sym_sizes());
-  // A slot goes to the group that has its row. Rows that no group has do not reach y.
+  // The group of a slot is that of its row. Rows that are in no group do not contribute to y.
   const Tensor group = at::searchsorted(*offs, *of_dy.row_of, /*out_int32=*/false, /*right=*/true)
                            .view_symint(weights->sym_sizes());
   const int64_t last = offs->size(0) - 1;

@@ -18,7 +18,7 @@ void check_permutation(const Tensor& x, const ExpertMlpOptions& options) {
                     ": give slot_of and row_of together, or neither");
   TORCH_CHECK_VALUE(top_k == 1 || (slot_of && top_k > 1), kOp,
                     ": top_k must be 1 or more, and 1 without slot_of, got ", top_k);
-  if (!slot_of || x.dim() != 2) return;  // check_linear() says so
+  if (!slot_of || x.dim() != 2) return;  // check_linear() reports the error
   const c10::SymInt rows = x.sym_size(0) * top_k;
   for (const Input& index : {Input{kOp, "slot_of", *slot_of}, Input{kOp, "row_of", *row_of}}) {
     const auto dtype = index.tensor.scalar_type();
@@ -105,7 +105,7 @@ Call checked_call(const Args& args, const Needs& needs) {
   up_args.x = up_args.dx = options.x_dtype.value_or(x.scalar_type());
   up_args.y = recipe.out.value_or(up_args.x);
   if (layout == W13Layout::kInterleaved) up_args.adds_to_main_grad = false;
-  // h has the rows of x.
+  // h has as many rows as x, so x gives the number of rows here.
   const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.top_k};
   PlanArgs down_args =
       plan_args(recipe, down, {.dx = needs.da(), .dw = needs.w2, .main_grad = options.main_grad2});

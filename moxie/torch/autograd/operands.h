@@ -12,7 +12,7 @@ struct QuantizedForms {
   Quantized colwise;  // contracted over rows, stored transposed
 };
 
-// Which forms are wanted, and by which plan.
+// Which forms to make, and the plan that says how.
 struct FormsWanted {
   const Plan& plan;
   const OptionalTensor& offs;
@@ -23,7 +23,8 @@ struct FormsWanted {
 // x or dy [R, C]
 QuantizedForms quantize_tokens(const FormsWanted& wanted, const Tensor& x);
 
-// What becomes of the rows of h, and the routing weights of rows: both absent where rows have none.
+// The activation between w13 and w2, and the routing weights of the rows. `weights` and `slot_of`
+// are both present or both absent.
 struct RowActivation {
   Activation activation = Activation::kSwiglu;
   OptionalTensor weights = std::nullopt;  // [T, k]

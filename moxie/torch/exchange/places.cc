@@ -10,7 +10,11 @@
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <numeric>
+#include <optional>
 
 #include "moxie/core/layout/wire.h"
 
@@ -18,10 +22,11 @@ namespace moxie::ops {
 namespace {
 
 // Bits of the number that says what a call is.
-enum Flag : int32_t { kAutograd = 1, kDx = 2, kDweights = 4 };
+enum Flag : int32_t { kAutograd = 1, kDx = 2, kDweights = 4, kDb2 = 8 };
 
 int32_t bits_of(const CallFlags& flags) {
-  return (flags.autograd ? kAutograd : 0) | (flags.dx ? kDx : 0) | (flags.dweights ? kDweights : 0);
+  return (flags.autograd ? kAutograd : 0) | (flags.dx ? kDx : 0) |
+         (flags.dweights ? kDweights : 0) | (flags.db2 ? kDb2 : 0);
 }
 
 // Columns of the counts, after those of the experts.
@@ -75,16 +80,42 @@ CallFlags agree(const Group& group, const char* op, const std::vector<int64_t>& 
     if (((bits[at] & kAutograd) != 0) != own.autograd) other_autograd.push_back(i);
     own.dx = own.dx || (bits[at] & kDx);
     own.dweights = own.dweights || (bits[at] & kDweights);
+    own.db2 = own.db2 || (bits[at] & kDb2);
   }
-  TORCH_CHECK_VALUE(other_signature.empty(), op,
-                    ": recipe, wire, dtypes and sizes must be those of every rank of group '",
-                    group.name(), "', and rank ", group.rank(), " differs from ",
-                    names(other_signature));
+  TORCH_CHECK_VALUE(
+      other_signature.empty(), op,
+      ": recipe, wire, dtypes, sizes, biases and activation must be those of every rank of group '",
+      group.name(), "', and rank ", group.rank(), " differs from ", names(other_signature));
   TORCH_CHECK_VALUE(other_autograd.empty(), op, ": backward exchanges too, so all ranks of group '",
                     group.name(), "' need gradients or none does; rank ", group.rank(),
                     own.autograd ? " does, and not " : " does not, but ", names(other_autograd));
   return own;
 }
+
+// A copy to the host that has been issued, but not waited for. From a GPU it goes to pinned memory,
+// on the current stream, and an event marks its end: until wait() the host queues other work.
+class CopyToHost {
+ public:
+  explicit CopyToHost(const Tensor& from)
+      : source_(from),
+        host_(at::empty(from.sizes(),
+                        from.options().device(at::kCPU).pinned_memory(!from.is_cpu()))) {
+    host_.copy_(from, /*non_blocking=*/!from.is_cpu());
+    if (from.is_cpu()) return;
+    const c10::impl::VirtualGuardImpl device(from.device().type());
+    done_.emplace(from.device().type());
+    done_->record(device.getStream(from.device()));
+  }
+  const Tensor& wait() const {
+    if (done_) done_->synchronize();
+    return host_;
+  }
+
+ private:
+  Tensor source_;  // lives until the copy has ended
+  Tensor host_;
+  std::optional<c10::Event> done_;
+};
 
 Tensor sums_before(const Tensor& counts) { return counts.cumsum(0) - counts; }
 
@@ -105,39 +136,42 @@ Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& 
       1);
   const std::vector<int64_t> ones(static_cast<size_t>(world), 1);
   const Tensor received = group.all_to_all(sent, {ones, ones}, "counts");
-  const Tensor host = at::cat({sent, received}).cpu();
+  const CopyToHost copy(at::cat({sent, received}));
+
+  // What needs no number on the host is queued while the copy is under way.
+  const int64_t tokens = visits.goes.size(1);
+  const auto int64 = int32.dtype(at::kLong);
+  const Tensor first = sums_before(visits.goes.sum(1)).unsqueeze(1);
+  const Tensor slots = route.slot_of.to(at::kLong);
+  const Tensor token = slots.div(route.top_k, "floor");
+  const Tensor counts_in = received.narrow(1, 0, experts).to(at::kLong).contiguous();
+  const Tensor arrival = sums_before(counts_in.flatten()).view({world, experts}).t().flatten();
+  const Tensor lengths = counts_in.t().flatten();
+  const Tensor shift = arrival - sums_before(lengths);
+  Places places;
+  places.row_in_message =
+      visits.row.flatten().index_select(0, visits.rank.index_select(0, slots) * tokens + token);
+  places.offs = counts_in.sum(0).cumsum(0).to(at::kInt);
+
+  const Tensor& host = copy.wait();
   const Tensor host_in = host.narrow(0, world, world);
-  Agreed agreed{{},
-                agree(group, op, column(host_in, experts + kFlags),
-                      column(host_in, experts + kSignature), flags)};
-  Places& places = agreed.places;
+  const CallFlags agreed = agree(group, op, column(host_in, experts + kFlags),
+                                 column(host_in, experts + kSignature), flags);
   places.out = traffic_of(host.narrow(0, 0, world), experts);
   places.in = traffic_of(host_in, experts);
 
   // Tokens by rank, then in order. What goes nowhere is written past the end.
-  const int64_t tokens = visits.goes.size(1), out_tokens = places.out.num_tokens();
-  const auto int64 = int32.dtype(at::kLong);
-  const Tensor first = sums_before(visits.goes.sum(1)).unsqueeze(1);
+  const int64_t out_tokens = places.out.num_tokens();
   const Tensor place = at::where(visits.goes, visits.row + first, out_tokens);
   places.token_of = at::empty({out_tokens + 1}, int64)
                         .scatter_(0, place.flatten(), at::arange(tokens, int64).repeat({world}))
                         .narrow(0, 0, out_tokens);
-  const Tensor slots = route.slot_of.to(at::kLong);
-  const Tensor token = slots.div(route.top_k, "floor");
-  places.row_in_message =
-      visits.row.flatten().index_select(0, visits.rank.index_select(0, slots) * tokens + token);
-
   // From (rank, expert), the order of arrival, to (expert, rank).
-  const Tensor counts_in = received.narrow(1, 0, experts).to(at::kLong).contiguous();
-  const Tensor arrival = sums_before(counts_in.flatten()).view({world, experts}).t().flatten();
-  const Tensor lengths = counts_in.t().flatten();
   const int64_t pairs = places.in.num_pairs();
   const Tensor rows = at::arange(pairs, int64);
-  places.arrival_of =
-      at::repeat_interleave(arrival - sums_before(lengths), lengths, std::nullopt, pairs) + rows;
+  places.arrival_of = at::repeat_interleave(shift, lengths, std::nullopt, pairs) + rows;
   places.row_of_arrival = at::empty({pairs}, int64).scatter_(0, places.arrival_of, rows);
-  places.offs = counts_in.sum(0).cumsum(0).to(at::kInt);
-  return agreed;
+  return {places, agreed};
 }
 
 }  // namespace moxie::ops

@@ -34,6 +34,7 @@ struct CallFlags {
   bool autograd = false;  // it will run backward
   bool dx = false;        // it wants the gradient of x, of its routing weights
   bool dweights = false;
+  bool db2 = false;       // of the biases of its experts
   int32_t signature = 0;  // of what must be equal: recipe, wire, dtype, sizes
 };
 
@@ -49,7 +50,7 @@ struct RouteOfTokens {
 // Throws on every rank where flags do not fit together.
 struct Agreed {
   Places places;
-  CallFlags flags;  // of all ranks: dx and dweights where any rank wants them
+  CallFlags flags;  // of all ranks: dx, dweights and db2 where any rank wants them
 };
 Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
                        const CallFlags& flags);

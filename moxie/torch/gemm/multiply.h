@@ -25,7 +25,7 @@ struct PassArgs {
 
   const Recipe& recipe() const { return plan.recipe; }
   Sum sum() const { return add_to ? Sum::kAdd : Sum::kOverwrite; }
-  // The layout of an operand's scales. Weights are told by their three dims.
+  // The layout of an operand's scales. An operand with three dims is the weights.
   ScaleLayout layout_of(const Quantized& operand) const {
     return operand.data.dim() == 3 ? plan.weights : plan.tokens;
   }

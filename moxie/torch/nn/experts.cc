@@ -16,7 +16,7 @@ namespace {
 
 constexpr const char* kLoad = "GroupedExperts.load_weights";
 
-// What was given, as [E, out, in]. Refuses another shape than `expected`.
+// Returns the given weights as [E, out, in]. Throws if their shape is not `expected`.
 std::optional<at::Tensor> checked(const std::optional<Matrices>& given, const char* name,
                                   at::IntArrayRef expected, bool transposed) {
   if (!given) return std::nullopt;
@@ -45,7 +45,7 @@ GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options)
   TORCH_CHECK_VALUE(options.w13_layout == "concatenated" || options.w13_layout == "interleaved",
                     "GroupedExperts: w13_layout must be 'concatenated' or 'interleaved', got '",
                     options.w13_layout, "'");
-  // The weight of [out, in], and the bias of [out], of every expert.
+  // Registers the weights [E, out, in] and the biases [E, out] of one linear of every expert.
   const auto linear = [&](const char* name, int64_t out, int64_t in) {
     const double bound = 1 / std::sqrt(static_cast<double>(in));
     const auto parameter = [&](std::string full_name, at::IntArrayRef sizes) {

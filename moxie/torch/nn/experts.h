@@ -31,14 +31,14 @@ struct ExpertsOptions {
   at::TensorOptions tensor = {};
 };
 
-// A matrix per expert: stacked, or one by one.
+// One matrix per expert, from a stacked tensor or a list of matrices.
 struct Matrices {
   Matrices(at::Tensor stacked) : tensor(std::move(stacked)) {}
   Matrices(const std::vector<at::Tensor>& one_by_one);
   at::Tensor tensor;  // [E, .., ..]
 };
 
-// Weights as other models keep them; whatever is absent stays as it is.
+// Weights in the layout of another model. Absent ones are left unchanged.
 struct ExpertWeights {
   std::optional<Matrices> w1 = std::nullopt;                        // gate [E, F, D], with w3
   std::optional<Matrices> w3 = std::nullopt;                        // up [E, F, D]
@@ -63,11 +63,11 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
   const std::string& recipe() const override { return options_.recipe; }
   void set_recipe(const std::string& recipe) override;
   void set_weight_cache(bool on) override;
-  // Copies weights in, all of them or, where one does not fit, none.
+  // Copies the given weights. Checks all shapes first: on error nothing is copied.
   void load_weights(const ExpertWeights& weights);
 
-  // Backward adds dw13 and dw2 to these, f32 and of the shape of their weights, and leaves .grad
-  // alone. Undefined tensors end that.
+  // Makes backward add dw13 and dw2 to these f32 tensors, which have the shapes of the weights, and
+  // leave .grad alone. Undefined tensors turn this off.
   void set_main_grads(const at::Tensor& of_w13, const at::Tensor& of_w2);
 
   const ExpertsOptions& options() const { return options_; }
@@ -77,7 +77,7 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
  private:
   Stored stored13() const;
   Stored stored2() const { return {.transposed = options_.transposed}; }
-  bool has_moved() const;  // to another device than the caches, which are none of its buffers
+  bool has_moved() const;  // the caches are not buffers, so to() leaves them behind
 
   ExpertsOptions options_;
   std::optional<WeightCache> cache13_, cache2_;
@@ -85,10 +85,10 @@ class GroupedExpertsImpl : public torch::nn::Module, public Quantizable {
 };
 TORCH_MODULE(GroupedExperts);
 
-// An MLP that every token passes: one expert without routing.
+// An MLP that is applied to every token: one expert without routing.
 class SharedExpertsImpl : public torch::nn::Module {
  public:
-  explicit SharedExpertsImpl(ExpertsOptions options);  // num_experts is not looked at
+  explicit SharedExpertsImpl(ExpertsOptions options);  // ignores num_experts
 
   at::Tensor forward(const at::Tensor& x) { return experts(x, std::optional<at::Tensor>()); }
 

@@ -1,4 +1,4 @@
-// Router: which experts a token goes to, and how much each counts.
+// Router: chooses the experts of each token and their weights.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -36,7 +36,7 @@ struct Routing {
   at::Tensor loss;     // f32 []; 0 where none is asked for
 };
 
-// Not a torch::nn::Linear: it is never quantized.
+// Not a torch::nn::Linear, so that it is never quantized.
 struct GateImpl : torch::nn::Module {
   explicit GateImpl(const RouterOptions& options);
   at::Tensor weight;  // [E, D]
@@ -48,7 +48,8 @@ class RouterImpl : public torch::nn::Module {
   explicit RouterImpl(const RouterOptions& options);
 
   Routing forward(const at::Tensor& x);  // [T, D]
-  // Moves each bias by bias_rate against the load so far, and starts counting again.
+  // Lowers the bias of experts above the mean load by bias_rate, raises the others, and resets the
+  // load.
   void update_bias();
   void reset_load();
   // int64 [E]: rows of each expert in training since reset_load(), where the module last ran. Not a

@@ -23,7 +23,7 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
-// How rows go through swiglu. Weights and slot_of come together, or neither.
+// The arguments of swiglu besides h. Weights and slot_of are both present or both absent.
 struct GluArgs {
   Activation activation;
   OptionalTensor weights = std::nullopt, slot_of = std::nullopt;

@@ -39,8 +39,8 @@ bool is_block(const std::optional<Block>& block) {
   return !block || std::find(std::begin(kBlocks), std::end(kBlocks), *block) != std::end(kBlocks);
 }
 
-// Weights that are a view of matrices stored transposed are read as they are stored: the rowwise
-// form of one is the colwise form of the other. False where they are something else.
+// Quantizes weights that are a transposed view, reading them in the order in which they are stored:
+// the rowwise form of w is the colwise form of its transpose. Returns false for other weights.
 bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor>& out);
 
 void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& spec,
@@ -74,7 +74,7 @@ bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor
           .rule = spec.rule,
           .layout = spec.layout,
           .scales_too_small = spec.scales_too_small};
-  // There is no block of 32x128.
+  // The transpose of 128x32 would be 32x128, which is not a block.
   if (!is_block(spec.rowwise) || !is_block(spec.colwise)) return false;
   run(w.mT(), {}, spec, both ? std::vector{out[2], out[3], out[0], out[1]} : out);
   return true;

@@ -25,10 +25,10 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
-// Double is for tests that take derivatives: torch's own ops do it.
+// f64 is accepted for gradcheck and computed with torch's own ops.
 bool is_double(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
 
-// The constants are those of f32, as everywhere.
+// The same f32 constants as in the kernels, so that f64 results are comparable.
 constexpr double kAlpha = kClampAlpha, kLimit = kClampLimit;
 
 Tensor in_double(const Tensor& h, Activation activation) {

@@ -79,7 +79,7 @@ ExplainedPass explained(const Plan& plan, Pass pass, const PlanArgs& problem,
           .reason = reason(problem, plan.why(pass))};
 }
 
-// Refuses what a call with such tensors would refuse.
+// Throws if a call with such tensors would throw.
 void check(const ExplainArgs& args, const Recipe& recipe) {
   constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
   for (const auto& [name, size] :

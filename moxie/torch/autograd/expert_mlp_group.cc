@@ -1,0 +1,233 @@
+// Between forward and backward it keeps the tokens it received, once each, in the form in which
+// they came.
+#include "moxie/torch/autograd/expert_mlp_group.h"
+
+#include <ATen/ops/arange.h>
+
+namespace moxie::ops::mlp {
+namespace {
+
+enum Saved : size_t {
+  kSavedSlotOf,
+  kSavedRowOf,
+  kSavedTokenOf,  // of the messages; this and the next two are those of Places
+  kSavedRowOfArrival,
+  kSavedOffs,
+  kSavedRowToken,    // of each row of the experts, the token that was received
+  kSavedRowWeights,  // and its weight
+  kSavedX,
+  kSavedXScale,
+  kSavedAllOffs,  // this and the next: with b2
+  kSavedTokenWeights,
+  kSavedCount
+};
+
+Tensor select_rows(const Tensor& matrix, const Tensor& rows) {
+  return dense(matrix).view(at::kByte).index_select(0, rows).view(matrix.scalar_type());
+}
+
+// The rows of the experts, of the tokens that were received.
+Quantized rows_of(const Quantized& tokens, const Tensor& row_token) {
+  Quantized rows{select_rows(tokens.data, row_token), {}};
+  if (tokens.scale) rows.scale = select_rows(*tokens.scale, row_token);
+  return rows;
+}
+
+// Tokens as they travel.
+Quantized for_wire(const Plan& plan, Wire wire, Role role, const Tensor& tokens) {
+  if (wire == Wire::kUnquantized) return {tokens, {}};
+  QuantizeSpec spec = tokens_spec(plan, role, Need::kRowwise);
+  spec.layout = ScaleLayout::kPlain;
+  const auto made = packed::quantize(tokens, {}, pack(spec));
+  return {made[0], made[1]};
+}
+
+Quantized rowwise_of_received(const Plan& plan, const Quantized& rows, const OptionalTensor& offs) {
+  if (layout_of_received(plan) == ScaleLayout::kPlain) return rows;
+  const TokenScaleSpec spec{.block = plan.recipe.activations, .layout = ScaleLayout::kSwizzled};
+  return {rows.data, packed::token_scale(*rows.scale, offs, rows.data.sym_size(0),
+                                         rows.data.sym_size(1), pack(spec))};
+}
+
+Quantized colwise_of_received(const Plan& plan, Role role, const Quantized& rows,
+                              const OptionalTensor& offs) {
+  const Recipe& recipe = plan.recipe;
+  const RequantizeSpec spec{.block = recipe.activations,
+                            .from_layout = ScaleLayout::kPlain,
+                            .colwise = role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy,
+                            .rule = recipe.rule,
+                            .layout = plan.layout};
+  const auto made = packed::requantize(rows.data, *rows.scale, offs, pack(spec));
+  return {made[0], made[1]};
+}
+
+QuantizedForms forms_of(const FormsWanted& wanted, const Quantized& rows) {
+  if (!rows.scale) return quantize_tokens(wanted, rows.data);
+  QuantizedForms forms;
+  if (wanted.need != Need::kColwise)
+    forms.rowwise = rowwise_of_received(wanted.plan, rows, wanted.offs);
+  if (wanted.need != Need::kRowwise)
+    forms.colwise = colwise_of_received(wanted.plan, wanted.role, rows, wanted.offs);
+  return forms;
+}
+
+class GroupPath final : public TokenPath {
+ public:
+  explicit GroupPath(const GroupPathArgs& args)
+      : args_(args), offs_(args.agreed.places.offs), num_tokens_(args.rows.weights->size(0)) {}
+
+  GroupPath(variable_list&& saved, SavedData& data)
+      : args_{Group(data["group"].toStringRef(), kOp),
+              Wire{data["wire"].toInt()},
+              {},
+              {defined(saved[kSavedAllOffs]),
+               {saved[kSavedSlotOf], saved[kSavedRowOf], data["top_k"].toInt()},
+               defined(saved[kSavedTokenWeights])},
+              data["x_dtype"].toScalarType(),
+              data["has_b2"].toBool()},
+        offs_(saved[kSavedOffs]),
+        num_tokens_(data["num_tokens"].toInt()) {
+    Places& places = args_.agreed.places;
+    places.out = {data["out_tokens"].toIntVector(), data["out_pairs"].toIntVector()};
+    places.in = {data["in_tokens"].toIntVector(), data["in_pairs"].toIntVector()};
+    places.token_of = saved[kSavedTokenOf];
+    places.row_of_arrival = saved[kSavedRowOfArrival];
+    places.offs = saved[kSavedOffs];
+    args_.agreed.flags = {.dx = data["sends_dx"].toBool(),
+                          .dweights = data["sends_dweights"].toBool(),
+                          .db2 = data["sends_db2"].toBool()};
+    received_ = {{saved[kSavedX], defined(saved[kSavedXScale])},
+                 saved[kSavedRowToken],
+                 saved[kSavedRowWeights]};
+  }
+
+  QuantizedForms x_to_experts(const Plan& plan, const Tensor& tokens) override {
+    const Quantized sent = for_wire(plan, args_.wire, Role::kX, tokens);
+    received_ = dispatch_tokens({args_.group, places(), sent, "x"},
+                                Weights{*args_.rows.weights, *permutation().slot_of});
+    const Quantized rows = rows_of(received_.tokens, received_.token_of);
+    return forms_of({plan, offs_, Role::kX, Need::kRowwise}, rows);
+  }
+
+  Tensor y_from_experts(const Tensor& rows) override {
+    const Tensor back = combine_rows({args_.group, places(), rows, Tensor(), "y"}).rows;
+    return unpermute(back, *permutation().slot_of, *permutation().row_of, num_tokens_,
+                     args_.rows.weights);
+  }
+
+  void save(const Needs& needs, variable_list& saved, SavedData& data) const override {
+    variable_list own(kSavedCount);
+    own[kSavedSlotOf] = *permutation().slot_of;
+    own[kSavedRowOf] = *permutation().row_of;
+    own[kSavedTokenOf] = places().token_of;
+    own[kSavedRowOfArrival] = places().row_of_arrival;
+    own[kSavedOffs] = places().offs;
+    own[kSavedRowToken] = received_.token_of;
+    own[kSavedRowWeights] = received_.weights;
+    if (needs.w13) {
+      own[kSavedX] = received_.tokens.data;
+      own[kSavedXScale] = received_.tokens.scale.value_or(Tensor());
+    }
+    if (args_.has_b2) {
+      own[kSavedAllOffs] = *args_.rows.offs;
+      own[kSavedTokenWeights] = *args_.rows.weights;
+    }
+    saved.insert(saved.end(), own.begin(), own.end());
+    data["path"] = static_cast<int64_t>(PathKind::kGroup);
+    data["group"] = args_.group.name();
+    data["wire"] = static_cast<int64_t>(args_.wire);
+    data["out_tokens"] = places().out.tokens;
+    data["out_pairs"] = places().out.pairs;
+    data["in_tokens"] = places().in.tokens;
+    data["in_pairs"] = places().in.pairs;
+    data["sends_dx"] = args_.agreed.flags.dx;
+    data["sends_dweights"] = args_.agreed.flags.dweights;
+    data["sends_db2"] = args_.agreed.flags.db2;
+    data["top_k"] = permutation().top_k;
+    data["num_tokens"] = num_tokens_;
+    data["x_dtype"] = args_.x_dtype;
+    data["has_b2"] = args_.has_b2;
+  }
+
+  const OptionalTensor& offs() const override { return offs_; }
+
+  // Row r of the experts has the weight r.
+  RowActivation weighted(Activation activation) const override {
+    const Tensor& weights = received_.weights;
+    return {activation, weights.unsqueeze(1),
+            at::arange(weights.size(0), weights.options().dtype(at::kInt))};
+  }
+  TokenRows token_rows() const override { return args_.rows; }
+
+  Needs all_needs(const Needs& own) const override {
+    const CallFlags& agreed = args_.agreed.flags;
+    Needs needs = own;
+    needs.x = agreed.dx;
+    needs.weights = agreed.dweights;
+    needs.b2 = agreed.db2;
+    return needs;
+  }
+
+  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const override {
+    const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
+    const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, {}).tokens,
+                                   received_.token_of);
+    Dy made{forms_of({plan, offs_, Role::kDy, need}, rows), plan};
+    if (rows.scale) made.dgrad.layout = layout_of_received(plan);
+    return made;
+  }
+
+  QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
+    const Quantized rows = rows_of(received_.tokens, received_.token_of);
+    return forms_of({plan, offs_, Role::kX, Need::kColwise}, rows);
+  }
+
+  Grads grads_from_experts(const Grads& of_rows, const Needs& own) const override {
+    const Tensor of_pairs = of_rows.weights.defined() ? of_rows.weights.flatten() : Tensor();
+    const Combined back = combine_rows({args_.group, places(), of_rows.x, of_pairs, "dx"});
+    const auto& [slot_of, row_of, top_k] = permutation();
+    Grads grads;
+    if (own.x) grads.x = unpermute(back.rows.to(args_.x_dtype), *slot_of, *row_of, num_tokens_);
+    if (own.weights)
+      grads.weights = back.of_pairs.index_select(0, *row_of).view({num_tokens_, top_k});
+    return grads;
+  }
+
+  Tensor of_all_experts(const Tensor& of_own) const override {
+    const std::vector<int64_t> each(ranks(), of_own.size(0));
+    return args_.group.all_to_all(of_own.repeat({args_.group.size(), 1}), {each, each}, "b2");
+  }
+
+  Tensor sum_over_ranks(const Tensor& of_all) const override {
+    const std::vector<int64_t> each(ranks(), of_all.size(0) / args_.group.size());
+    return args_.group.all_to_all(dense(of_all), {each, each}, "db2")
+        .unflatten(0, {args_.group.size(), each[0]})
+        .sum(0);
+  }
+
+ private:
+  const Places& places() const { return args_.agreed.places; }
+  const Permutation& permutation() const { return args_.rows.permutation; }
+  size_t ranks() const { return static_cast<size_t>(args_.group.size()); }
+
+  GroupPathArgs args_;
+  OptionalTensor offs_;
+  int64_t num_tokens_;
+  Dispatched received_;
+};
+
+}  // namespace
+
+ScaleLayout layout_of_received(const Plan& plan) {
+  return plan.layout == ScaleLayout::kSwizzled ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
+}
+
+std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args) {
+  return std::make_unique<GroupPath>(args);
+}
+
+std::unique_ptr<TokenPath> restored_group_path(variable_list&& saved, SavedData& data) {
+  return std::make_unique<GroupPath>(std::move(saved), data);
+}
+
+}  // namespace moxie::ops::mlp

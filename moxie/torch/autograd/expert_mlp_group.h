@@ -1,0 +1,25 @@
+// expert_mlp over a process group: tokens go to the ranks of their experts and rows come back
+// (exchange/legs.h). The rows of the experts have the order they would have in one process.
+#pragma once
+
+#include "moxie/torch/autograd/expert_mlp_path.h"
+#include "moxie/torch/exchange/legs.h"
+
+namespace moxie::ops::mlp {
+
+enum class Wire : int64_t { kUnquantized, kFp8 };
+
+// The layout in which a pass takes scales that came plain: Hopper puts them in order itself.
+ScaleLayout layout_of_received(const Plan& plan);
+
+struct GroupPathArgs {
+  Group group;
+  Wire wire;
+  Agreed agreed;
+  TokenRows rows;  // of this rank's tokens, in the experts of all ranks
+  at::ScalarType x_dtype;
+  bool has_b2;
+};
+std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args);
+
+}  // namespace moxie::ops::mlp
