@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import moxie
+import ranks
 import titan_cpu
 from grouped_reference import sqnr
 
@@ -22,11 +23,21 @@ overrides = pytest.importorskip(
 )
 
 from torchtitan.models.common.linear import ScaledBiasRowwiseLinear
-from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.models.deepseek_v3 import model_registry
 from torchtitan.models.gpt_oss.moe import GptOssGroupedExperts
 
-from moxie.torchtitan import MoxieGroupedExpertsConverter, MoxieLinearConverter, experts, linears
+import titan_dispatch_cases
+from moxie.torchtitan import (
+    MoxieGroupedExpertsConverter,
+    MoxieLinearConverter,
+    MoxieTokenDispatcher,
+    MoxieTokenDispatcherConverter,
+    dispatch,
+    experts,
+    linears,
+)
 from moxie.torchtitan.replace import quantized_experts
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -156,8 +167,8 @@ def test_a_linear_with_a_forward_of_its_own_is_left_alone(caplog):
 
 
 def test_overrides_can_be_imported_by_name():
-    assert experts.__name__ == "experts" and linears.__name__ == "linears"
-    assert {"moxie.torchtitan.experts", "moxie.torchtitan.linears"} <= overrides._REGISTRY.keys()
+    assert [one.__name__ for one in (experts, linears, dispatch)] == ["experts", "linears", "dispatch"]
+    assert {f"moxie.torchtitan.{name}" for name in ("experts", "linears", "dispatch")} <= overrides._REGISTRY.keys()
 
 
 def test_the_snippet_of_the_page_runs():
@@ -172,6 +183,84 @@ def test_an_override_of_what_holds_linears_is_refused_beside_linears():
     with pytest.raises(ValueError, match="Nested overrides are order-dependent"):
         apply("moxie.torchtitan.linears", "torchtitan.overrides.fused_swiglu.fused_swiglu")
     apply("moxie.torchtitan.experts", "torchtitan.overrides.fused_swiglu.fused_swiglu")
+
+
+def dispatchers_of(config):
+    return [dispatcher for _, dispatcher, _, _ in config.traverse(MoxieTokenDispatcher.Config)]
+
+
+@pytest.mark.parametrize("order", (("experts", "dispatch"), ("dispatch", "experts")))
+@pytest.mark.parametrize("how", ("overrides", "converters"))
+def test_dispatchers_hand_tokens_to_fused_experts_in_either_order(how, order, caplog):
+    caplog.set_level("INFO")
+    kinds = {"experts": MoxieGroupedExpertsConverter, "dispatch": MoxieTokenDispatcherConverter}
+    if how == "overrides":
+        config, _ = apply(*(f"moxie.torchtitan.{name}" for name in order))
+        name = "moxie.torchtitan.dispatch"
+    else:
+        config, name = spec(*(kinds[name].Config() for name in order)).model, "MoxieTokenDispatcherConverter"
+    assert [dispatcher.experts_take_tokens for dispatcher in dispatchers_of(config)] == [True] * 5
+    assert f"{name}: 5 of 5 token dispatchers, wire fp8 where the recipe allows it" in caplog.messages
+    build(config).verify_module_protocol()
+
+
+def test_dispatchers_beside_other_experts_move_rows():
+    alone, _ = apply("moxie.torchtitan.dispatch")
+    assert [dispatcher.experts_take_tokens for dispatcher in dispatchers_of(alone)] == [False] * 5
+    some, _ = apply(
+        ("moxie.torchtitan.dispatch", {"wire": "unquantized", "fqns": ["layers.2.", "layers.3."]}),
+        ("moxie.torchtitan.experts", {"fqns": ["layers.3."]}),
+    )
+    assert [(one.experts_take_tokens, one.wire) for one in dispatchers_of(some)] == [
+        (False, "unquantized"),
+        (True, "unquantized"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"wire": "fp9"}, "moxie.torchtitan.dispatch: wire must be fp8 or unquantized, got 'fp9'"),
+        ({"wire": "fp8", "recipe": "bf16"}, "wire fp8 takes recipes that quantize all three passes"),
+        ({"fqns": ["layer.2"]}, "moxie.torchtitan.dispatch: 'layer.2' in fqns is part of no name"),
+    ],
+)
+def test_a_dispatch_that_cannot_be_is_refused(kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        apply(("moxie.torchtitan.dispatch", kwargs))
+    apply("moxie.torchtitan.dispatch")
+
+
+@pytest.mark.parametrize("recipe", ("", RECIPE))
+def test_without_a_group_the_dispatcher_gives_what_torchtitans_gives(recipe):
+    def block(dispatcher):
+        config = small_experts()
+        module = RoutedExperts.Config(
+            inner_experts=quantized_experts(config, recipe) if recipe else config, token_dispatcher=dispatcher
+        ).build()
+        torch.manual_seed(0)
+        return with_weights(module, "cpu")
+
+    sizes = dict(num_experts=4, top_k=2)
+    stock = block(LocalTokenDispatcher.Config(**sizes))
+    ours = block(MoxieTokenDispatcher.Config(**sizes, experts_take_tokens=bool(recipe)))
+    x = torch.randn(2, 9, 64).bfloat16()
+    scores, ids = torch.rand(2, 9, 4).topk(2, dim=-1)
+    counts = torch.bincount(ids.flatten(), minlength=4)
+    y, expected = ours(x, scores, ids, counts), stock(x, scores, ids, counts)
+    # TorchTitan rounds each weighted row to bf16 before it adds: 2 roundings of 2^-9.
+    assert torch.equal(y, expected) if not recipe else sqnr(y, expected) > 45
+
+
+@pytest.fixture(scope="module")
+def results_of_two_ranks(tmp_path_factory):
+    return ranks.run([f"titan_dispatch_cases.{name}" for name in titan_dispatch_cases.NAMES], 2, tmp_path_factory.mktemp("ranks"))
+
+
+@pytest.mark.parametrize("case", titan_dispatch_cases.NAMES)
+def test_over_two_ranks(case, results_of_two_ranks):
+    wrong = results_of_two_ranks[f"titan_dispatch_cases.{case}"]
+    assert not wrong, "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
 
 
 def losses(folder, config, *imports, ranks=1, flags=()):
@@ -229,3 +318,18 @@ def test_two_ranks_stay_within_a_thousandth_of_bf16(parallelism, tmp_path):
     worst = max(abs(one / other - 1) for one, other in zip(got, expected))
     print(f"\n{parallelism} parallel: worst difference of 3 losses {100 * worst:.3f} %")
     assert worst < 1e-3
+
+
+@pytest.mark.parametrize("beside", ((), MOXIE), ids=("alone", "with_experts_and_linears"))
+def test_ten_steps_over_two_ranks_with_moxies_dispatch_send_fewer_bytes(beside, tmp_path):
+    titan_cpu.write_assets(tmp_path)
+    flags = ("--parallelism.expert_parallel_degree", "2")
+    expected, log = losses(tmp_path, "deepseek_v3", ranks=2, flags=flags)
+    got, log_of_ours = losses(tmp_path, "deepseek_v3", *beside, "moxie.torchtitan.dispatch", ranks=2, flags=flags)
+    assert len(expected) == len(got) == 10 and got != expected
+    worst = max(abs(one / other - 1) for one, other in zip(got, expected))
+    sent, of_titan = (int(re.search(r"bytes to other ranks: (\d+)", text)[1]) for text in (log_of_ours, log))
+    print(f"\nworst difference of 10 losses {100 * worst:.3f} %; {sent} bytes of {of_titan}: {sent / of_titan:.3f}")
+    assert worst < 1e-3
+    assert 0 < sent < 0.75 * of_titan
+    assert re.search(r"moxie.torchtitan.dispatch: 2 of 2 token dispatchers, wire fp8", log_of_ours)

@@ -73,6 +73,74 @@ def _lines(words: list[str]) -> list[str]:
     return lines
 
 
+class CountedGroup(dist.ProcessGroup):
+    """Passes all-to-alls on, and notes the bytes that each sends to other ranks."""
+
+    def __init__(self, inner: dist.ProcessGroup):
+        super().__init__(inner.rank(), inner.size())
+        self.inner, self.sent = inner, []
+
+    def getBackendName(self):
+        return "counted"
+
+    def _note(self, x: torch.Tensor, splits: list[int]) -> None:
+        row = x[0].numel() * x.element_size() if len(x) else 0
+        counts = splits or [len(x) // self.size()] * self.size()
+        self.sent.append(sum(count * row for rank, count in enumerate(counts) if rank != self.rank()))
+
+    def alltoall_base(self, output, x, output_splits, input_splits, options):
+        self._note(x, input_splits)
+        return self.inner.alltoall_base(output, x, output_splits, input_splits, options)
+
+    def all_to_all_single(self, output, x, output_splits, input_splits, options):
+        self._note(x, input_splits)
+        return self.inner.all_to_all_single(output, x, output_splits, input_splits, options)
+
+
+class CountedMesh(str):
+    """The name of a counted group, which torch's collectives take for the group, with what dispatchers ask of a mesh."""
+
+    counted: CountedGroup
+
+    @staticmethod
+    def of(group: dist.ProcessGroup) -> "CountedMesh":
+        mesh = CountedMesh(f"counted.{len(MESHES)}")
+        mesh.counted = CountedGroup(group)
+        torch._C._distributed_c10d._register_process_group(mesh, mesh.counted)
+        MESHES.append(mesh)
+        return mesh
+
+    @property
+    def sent(self) -> list[int]:
+        return self.counted.sent
+
+    @property
+    def group_name(self) -> str:
+        return str(self)
+
+    def size(self) -> int:
+        return self.counted.size()
+
+    def rank(self) -> int:
+        return self.counted.rank()
+
+    def get_group(self) -> "CountedMesh":
+        return self
+
+
+MESHES: list[CountedMesh] = []
+
+
+def count_bytes_of_dispatchers() -> None:
+    """Lets every dispatcher exchange through a counted group."""
+    from torchtitan.models.common.token_dispatcher import BaseEPTokenDispatcher
+
+    wire_meshes = BaseEPTokenDispatcher.wire_meshes
+    BaseEPTokenDispatcher.wire_meshes = lambda self, *, ep_mesh: wire_meshes(
+        self, ep_mesh=ep_mesh and CountedMesh.of(ep_mesh.get_group())
+    )
+
+
 def _smaller(config, *, layers: int):
     """A debug model that takes a second per step: its first layers, one of which is a mixture of experts."""
     spec = config.model_spec
@@ -117,4 +185,6 @@ def main() -> None:
     def sdpa(cfg):
         return derive(cfg, ScaledDotProductAttention.Config)
 
+    count_bytes_of_dispatchers()
     train()
+    print(f"bytes to other ranks: {sum(sum(mesh.sent) for mesh in MESHES)}", flush=True)

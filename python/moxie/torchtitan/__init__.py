@@ -1,10 +1,11 @@
-"""Moxie inside TorchTitan: the experts and the linears of its models in MXFP8 (docs/TORCHTITAN.md).
+"""Moxie inside TorchTitan: the experts and the linears of its models in MXFP8, and the tokens between ranks (docs/TORCHTITAN.md).
 
 With TorchTitan 0.3 from the command line, without a line of code:
 
-    --override.imports 'moxie.torchtitan.experts={"recipe": "mxfp8_rceil_128"}' moxie.torchtitan.linears
+    --override.imports 'moxie.torchtitan.experts={"recipe": "mxfp8_rceil_128"}' moxie.torchtitan.linears moxie.torchtitan.dispatch
 
-or, for those who edit a config_registry, as converters: `MoxieGroupedExpertsConverter` and `MoxieLinearConverter`.
+or, for those who edit a config_registry, as converters: `MoxieGroupedExpertsConverter`, `MoxieLinearConverter` and
+`MoxieTokenDispatcherConverter`.
 
 With TorchTitan 0.2 this module registers the model converters moxie.experts and moxie.linears, and adds their flags:
 
@@ -22,10 +23,19 @@ def _has(module: str) -> bool:
 
 
 if _has("torchtitan.config.override"):
-    from moxie.torchtitan.converters import MoxieGroupedExpertsConverter, MoxieLinearConverter
-    from moxie.torchtitan.overrides import experts, linears
+    from moxie.torchtitan.converters import MoxieGroupedExpertsConverter, MoxieLinearConverter, MoxieTokenDispatcherConverter
+    from moxie.torchtitan.dispatcher import MoxieTokenDispatcher
+    from moxie.torchtitan.overrides import dispatch, experts, linears
 
-    __all__ = ["MoxieGroupedExpertsConverter", "MoxieLinearConverter", "experts", "linears"]
+    __all__ = [
+        "MoxieGroupedExpertsConverter",
+        "MoxieLinearConverter",
+        "MoxieTokenDispatcher",
+        "MoxieTokenDispatcherConverter",
+        "dispatch",
+        "experts",
+        "linears",
+    ]
 elif _has("torchtitan.protocols.model_converter"):
     from moxie.torchtitan.model_converters import ExpertsConverter, JobConfig, LinearsConverter
 

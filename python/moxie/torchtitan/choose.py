@@ -1,4 +1,4 @@
-"""Which experts and linears of a TorchTitan 0.3 model are replaced, by name, and the line that reports it."""
+"""Which experts, linears and token dispatchers of a TorchTitan 0.3 model are replaced, by name, and the line that reports it."""
 
 import collections
 import re
@@ -6,13 +6,16 @@ from collections.abc import Callable, Sequence
 
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 from torchtitan.tools.logging import logger
 
 from moxie.config import recipe_of
+from moxie.expert_parallel import Wire
 from moxie.fqn import closest
 from moxie.gemm import DEFAULT_RECIPE
 from moxie.report import recipe_label
 from moxie.skip import LM_SKIP, SMALLEST
+from moxie.torchtitan.dispatcher import moxie_dispatcher
 from moxie.torchtitan.replace import obstacle_of, quantized_experts, quantized_linear
 
 
@@ -39,6 +42,7 @@ class Choice:
                 raise ValueError(f"{op}: {pattern!r} in skip is no regular expression: {error}") from None
         self.replaced: list[str] = []
         self.left_alone: dict[str, str] = {}  # names, and why
+        self.how = f" in {recipe_label(self.recipe)}"  # as the report says it
 
     def experts(self, config: GroupedExperts.Config, fqn: str) -> GroupedExperts.Config:
         return self._chosen(fqn, config, "", lambda: quantized_experts(config, self.recipe))
@@ -49,6 +53,10 @@ class Choice:
         reason = obstacle_of(config) or ("on the skip list" if on_list else "")
         reason = reason or (f"with a side smaller than {SMALLEST}" if is_small else "")
         return self._chosen(fqn, config, reason, lambda: quantized_linear(config, self.recipe, fqn))
+
+    def dispatcher(self, config: LocalTokenDispatcher.Config, fqn: str, wire: Wire | None) -> LocalTokenDispatcher.Config:
+        self.how = f", wire {wire or 'fp8 where the recipe allows it'}"
+        return self._chosen(fqn, config, "", lambda: moxie_dispatcher(config, self.recipe, wire))
 
     def _chosen(self, fqn: str, config, reason: str, replacement: Callable):
         if self.fqns and not any(part in fqn for part in self.fqns):
@@ -72,4 +80,4 @@ class Choice:
         alone = "; left alone: " + ", ".join(f"{count} {reason}" for reason, count in reasons.items()) if reasons else ""
         if not self.replaced:
             raise ValueError(f"{self.op}: nothing to replace: the model has {len(names)} {kind}{alone}")
-        logger.info(f"{self.op}: {len(self.replaced)} of {len(names)} {kind} in {recipe_label(self.recipe)}{alone}")
+        logger.info(f"{self.op}: {len(self.replaced)} of {len(names)} {kind}{self.how}{alone}")

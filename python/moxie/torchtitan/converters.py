@@ -4,10 +4,14 @@ from dataclasses import dataclass, field
 
 from torchtitan.components.quantization import QuantizationConverter
 from torchtitan.models.common.linear import Linear
-from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.moe import GroupedExperts, RoutedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
+from moxie.expert_parallel import Wire
 from moxie.gemm import DEFAULT_RECIPE
 from moxie.torchtitan.choose import Choice
+from moxie.torchtitan.dispatcher import MoxieTokenDispatcher
+from moxie.torchtitan.replace import takes_tokens
 
 
 def _replace_all(model_config, target: type, replacement):
@@ -21,6 +25,13 @@ def _replace_all(model_config, target: type, replacement):
         else:
             setattr(parent, attr, new)
     return model_config
+
+
+def _tell_dispatchers(model_config) -> None:
+    """Tells the dispatchers of Moxie which experts take tokens. Called by both converters: the order of the two is the user's."""
+    for _, block, _, _ in model_config.traverse(RoutedExperts.Config):
+        if isinstance(block.token_dispatcher, MoxieTokenDispatcher.Config):
+            block.token_dispatcher.experts_take_tokens = takes_tokens(block.inner_experts)
 
 
 class MoxieGroupedExpertsConverter(QuantizationConverter):
@@ -37,6 +48,7 @@ class MoxieGroupedExpertsConverter(QuantizationConverter):
 
     def convert(self, model_config):
         model_config = _replace_all(model_config, GroupedExperts.Config, self.choice.experts)
+        _tell_dispatchers(model_config)
         self.choice.finish("experts")
         return model_config
 
@@ -58,4 +70,27 @@ class MoxieLinearConverter(QuantizationConverter):
     def convert(self, model_config):
         model_config = _replace_all(model_config, Linear.Config, self.choice.linear)
         self.choice.finish("linears")
+        return model_config
+
+
+class MoxieTokenDispatcherConverter(QuantizationConverter):
+    """Token dispatchers that send x and dy in FP8, each token once to a rank. The experts stay as they are."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(QuantizationConverter.Config):
+        wire: Wire | None = None
+        """"fp8" or "unquantized": how x and dy travel. None: fp8 where the recipe of the experts allows it."""
+        recipe: str = DEFAULT_RECIPE
+        """How x and dy are quantized on their way to experts that are not Moxie's fused ones."""
+        fqns: list[str] = field(default_factory=list)
+        """Parts of names: dispatchers whose name contains one are replaced; with none, all are."""
+
+    def __init__(self, config: Config):
+        self.choice, self.wire = Choice(type(self).__name__, config.recipe, config.fqns), config.wire
+
+    def convert(self, model_config):
+        replace = lambda config, fqn: self.choice.dispatcher(config, fqn, self.wire)
+        model_config = _replace_all(model_config, LocalTokenDispatcher.Config, replace)
+        _tell_dispatchers(model_config)
+        self.choice.finish("token dispatchers")
         return model_config

@@ -1,7 +1,8 @@
-"""The overrides of TorchTitan 0.3: `--override.imports moxie.torchtitan.experts moxie.torchtitan.linears`.
+"""The overrides of TorchTitan 0.3, as in `--override.imports moxie.torchtitan.experts moxie.torchtitan.linears`.
 
 TorchTitan asks an override about each name (`matches`) and then calls its factory for each config, in the same order, without the
-name. Linears are chosen by name, so the override remembers the names that it was asked about.
+name. Linears are chosen by name, so the override remembers the names that it was asked about. Dispatchers and the experts beside
+them are given to two overrides, in the order in which the user names these, and find each other by the name of what holds both.
 """
 
 from collections import deque
@@ -10,14 +11,38 @@ from collections.abc import Sequence
 from torchtitan.config.override import _REGISTRY, Override
 from torchtitan.models.common.linear import Linear
 from torchtitan.models.common.moe import GroupedExperts
+from torchtitan.models.common.token_dispatcher import LocalTokenDispatcher
 
+from moxie.expert_parallel import Wire
 from moxie.torchtitan.choose import Choice
+from moxie.torchtitan.dispatcher import MoxieTokenDispatcher
+from moxie.torchtitan.replace import takes_tokens
 
 _PACKAGE = __package__  # where users name the overrides
 
 
+class _Round:
+    """What the factories of one call of apply_overrides have replaced, by the name of the module that holds it."""
+
+    def __init__(self) -> None:
+        self.began = False
+        self.fused: set[str] = set()  # holders of experts that take tokens
+        self.dispatchers: dict[str, MoxieTokenDispatcher.Config] = {}
+
+    def note(self, fqn: str, config) -> None:
+        holder = fqn.rpartition(".")[0]
+        if takes_tokens(config):
+            self.fused.add(holder)
+        elif isinstance(config, MoxieTokenDispatcher.Config):
+            self.dispatchers[holder] = config
+        if holder in self.fused and holder in self.dispatchers:
+            self.dispatchers[holder].experts_take_tokens = True
+
+
 class _ByName(Override):
     """An override that knows the name of the config that its factory is given."""
+
+    round = _Round()  # of all overrides together
 
     def __init__(self, target: type, factory, description: str):
         super().__init__(target, factory, None, description, _PACKAGE)
@@ -26,6 +51,8 @@ class _ByName(Override):
 
     def matches(self, fqn: str) -> bool:
         fqn = fqn.removeprefix("model_spec.model.")  # the trainer's config holds the model's
+        if _ByName.round.began:  # names of all overrides come before the first factory is called
+            _ByName.round = _Round()
         if self.choice is not None or fqn in self.names:  # an earlier round ended in an error
             self.names.clear()
             self.choice = None
@@ -35,6 +62,7 @@ class _ByName(Override):
     def next_name(self, choice: Choice) -> tuple[Choice, str]:
         """The name of the next config, and the choice of this round, which `choice` is if there is none yet."""
         self.choice = self.choice or choice
+        _ByName.round.began = True
         return self.choice, self.names.popleft()
 
     def end(self, kind: str) -> None:
@@ -49,6 +77,7 @@ def experts(config: GroupedExperts.Config, *, recipe: str | None = None, fqns: S
     """Experts through Moxie: w1 and w3 in one product, with SwiGLU and w2 in one node. Parameters keep their names."""
     choice, fqn = _experts.next_name(Choice(f"{_PACKAGE}.experts", recipe, fqns))
     replacement = choice.experts(config, fqn)
+    _ByName.round.note(fqn, replacement)
     _experts.end("experts")
     return replacement
 
@@ -63,7 +92,19 @@ def linears(
     return replacement
 
 
+def dispatch(
+    config: LocalTokenDispatcher.Config, *, wire: Wire | None = None, recipe: str | None = None, fqns: Sequence[str] = ()
+) -> LocalTokenDispatcher.Config:
+    """Tokens to experts of other ranks and back by Moxie's exchange, in FP8 where the recipe allows it."""
+    choice, fqn = _dispatch.next_name(Choice(f"{_PACKAGE}.dispatch", recipe, fqns))
+    replacement = choice.dispatcher(config, fqn, wire)
+    _ByName.round.note(fqn, replacement)
+    _dispatch.end("token dispatchers")
+    return replacement
+
+
 _experts = _ByName(GroupedExperts.Config, experts, "Experts in MXFP8, w1 and w3 in one product")
 _linears = _ByName(Linear.Config, linears, "Linears in MXFP8")
-for _one in (_experts, _linears):
+_dispatch = _ByName(LocalTokenDispatcher.Config, dispatch, "Tokens to the ranks of their experts in FP8")
+for _one in (_experts, _linears, _dispatch):
     _REGISTRY[_one.name] = _one

@@ -13,6 +13,7 @@ from torchtitan.models.common.moe import GroupedExperts
 
 from moxie.gemm import expert_mlp, grouped_mm
 from moxie.linear import MXLinear, own_forward
+from moxie.torchtitan.dispatcher import RoutedTokens
 
 
 def _local(weight: Tensor) -> Tensor:
@@ -20,18 +21,25 @@ def _local(weight: Tensor) -> Tensor:
     return (weight.to_local() if isinstance(weight, DTensor) else weight).bfloat16()
 
 
-def _fused(experts, x: Tensor, counts: Tensor) -> Tensor:
-    """The MLP of GroupedExperts.forward as one node: x is quantized once for w1 and w3, which are one product."""
+def _fused(experts, x: Tensor | RoutedTokens, counts: Tensor) -> Tensor:
+    """The MLP of GroupedExperts.forward as one node: x is quantized once for w1 and w3, which are one product. With tokens in
+    place of rows the node is the whole block, from tokens to their sums, over the group that holds the experts."""
+    w13, w2 = torch.cat([_local(experts.w1_EFD), _local(experts.w3_EFD)], dim=1), _local(experts.w2_EDF)
+    if isinstance(x, RoutedTokens):
+        return x.through(w13, w2, experts.recipe)
     offs = torch.cumsum(counts, dim=0, dtype=torch.int32)
-    w13 = torch.cat([_local(experts.w1_EFD), _local(experts.w3_EFD)], dim=1)
-    return expert_mlp(x.bfloat16(), w13, _local(experts.w2_EDF), offs, recipe=experts.recipe).type_as(x)
+    return expert_mlp(x.bfloat16(), w13, w2, offs, recipe=experts.recipe).type_as(x)
+
+
+def is_fused(owner: Any) -> bool:
+    """Whether Moxie's node is what the experts of this class compute."""
+    return owner.forward is GroupedExperts.forward
 
 
 @functools.cache
 def experts_class(owner: Any) -> Any:
     """The subclass of TorchTitan's experts `owner` that multiplies through Moxie. Parameters, their names and their shardings
     are the owner's. Experts with another MLP than GroupedExperts' keep it: their products alone are Moxie's."""
-    is_fused = owner.forward is GroupedExperts.forward
 
     class MoxieGroupedExperts(owner):
         @dataclass(kw_only=True, slots=True)
@@ -45,19 +53,25 @@ def experts_class(owner: Any) -> Any:
         def _grouped_mm(self, *, A: Tensor, B_t: Tensor, offs: Tensor) -> Tensor:
             return grouped_mm(A, B_t.transpose(-2, -1), offs, recipe=self.recipe)
 
-        if is_fused:
+        if is_fused(owner):
 
-            def forward(self, x_RD: Tensor, num_tokens_per_expert_E: Tensor) -> Tensor:
+            def forward(self, x_RD: Tensor | RoutedTokens, num_tokens_per_expert_E: Tensor) -> Tensor:
                 return _fused(self, x_RD, num_tokens_per_expert_E)
 
     name = f"Moxie{owner.__name__}"
     MoxieGroupedExperts.__name__ = MoxieGroupedExperts.__qualname__ = name
     MoxieGroupedExperts.Config.__qualname__ = f"{name}.Config"
+    MoxieGroupedExperts.Config._takes_tokens = is_fused(owner)
     return MoxieGroupedExperts
 
 
 def quantized_experts(config: GroupedExperts.Config, recipe: str) -> GroupedExperts.Config:
     return derive(config, experts_class(type(config)._owner).Config, recipe=recipe)
+
+
+def takes_tokens(config: Any) -> bool:
+    """Whether the experts of a config take tokens with their route, and so are the whole block of experts."""
+    return getattr(type(config), "_takes_tokens", False)
 
 
 @functools.cache
