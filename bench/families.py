@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Trains every mixture-of-experts family of the installed transformers, tiny, and writes the table of docs/HUGGING_FACE.md.
 
-    bench/families.py [--families mixtral ...] [--steps 40] [--seeds 3] [--print]
+    bench/families.py [--families mixtral ...] [--steps 40] [--seeds 3] [--slowest 0.5] [--print]
 
+A family whose unconverted step takes longer than `slowest` seconds is not trained: the table names it, and how long it took.
 Losses are means of the last five steps, over the seeds; the scatter is the range of the unconverted model's over the seeds.
 """
 
@@ -11,6 +12,7 @@ import pathlib
 import re
 import statistics
 import sys
+import time
 import warnings
 
 import harness  # before torch
@@ -29,12 +31,16 @@ MARKS = ("<!-- families -->\n", "<!-- end of families -->\n")
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
+class NoImplementationError(Exception):
+    """The experts of the family take no implementation of transformers' registry."""
+
+
 def train(family: str, way: str, dtype: torch.dtype, seed: int, steps: int) -> tuple[float, str]:
     """The mean loss of the last steps, and how many of the parameters of experts took part."""
     model = hf_families.build(family, dtype)
     if way == "moxie":
         if not model._can_set_experts_implementation():
-            raise hf_families.NotBuiltError("its experts take no implementation")
+            raise NoImplementationError
         model.set_experts_implementation("moxie")
     if way != "stock":
         moxie.quantize_(model, "mxfp8_rceil")
@@ -54,13 +60,33 @@ def train(family: str, way: str, dtype: torch.dtype, seed: int, steps: int) -> t
     return statistics.mean(losses[-5:]), f"{taken} of {len(experts)}"
 
 
+def seconds_of_a_step(family: str) -> float:
+    """Of the unconverted model, the second step; 0 where it does not run, which training will report."""
+    try:
+        model, seconds = hf_families.build(family), 0.0
+        for _ in range(2):
+            began = time.monotonic()
+            hf_families.loss_of(model, torch.arange(128).remainder(11).add(3).view(4, 32)).backward()
+            seconds = time.monotonic() - began
+        return seconds
+    except Exception:
+        return 0.0
+
+
 def row(family: str, options: argparse.Namespace) -> str:
     cells = [family]
+    seconds = seconds_of_a_step(family)
+    if seconds > options.slowest:
+        print(family, f"not trained: its step takes {seconds:.1f} s", flush=True)
+        return f"| {family} | not trained: its unconverted step takes {seconds:.1f} s |{' |' * 5}"
     for name, dtype in DTYPES.items():
         stock: list[float] = []
         for way in ("stock", "seams", "moxie"):
             try:
                 results = [train(family, way, dtype, seed, options.steps) for seed in range(options.seeds)]
+            except NoImplementationError:
+                cells.append("- (takes none)")
+                continue
             except Exception as error:
                 cells.append(f"- ({type(error).__name__})")
                 continue
@@ -76,11 +102,34 @@ def row(family: str, options: argparse.Namespace) -> str:
     return f"| {' | '.join(cells)} |"
 
 
+def summary(rows: list[str]) -> str:
+    """How many families were trained, and where the difference is larger than the scatter."""
+    trained, larger, cells_of_moxie = 0, [], 0
+    for line in rows:
+        family, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        trained += bool(re.match(r"\d", cells[0]))
+        for at, name in ((0, "f32"), (3, "bf16")):
+            scatter = re.search(r"\((\d+\.\d+)\)", cells[at])
+            for cell, way in zip(cells[at + 1 : at + 3], ("seams", "`moxie`")):
+                difference = re.match(r"[+-]\d+\.\d+", cell)
+                if scatter is None or difference is None:
+                    continue
+                cells_of_moxie += 1
+                if abs(float(difference[0])) > float(scatter[1]):
+                    larger.append(f"{family} {name} {way}")
+    where = f": {', '.join(larger)}" if larger else ""
+    return (
+        f"{trained} of {len(rows)} families trained. In {len(larger)} of {cells_of_moxie} cells the difference is larger than "
+        f"the scatter{where}."
+    )
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", default=hf_families.families())
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--slowest", type=float, default=0.5, help="seconds of a step")
     parser.add_argument("--print", action="store_true", help="print the table and leave the page as it is")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -90,15 +139,20 @@ def main() -> int:
 
     said = (
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, CPU, mxfp8_rceil, "
-        f"{options.steps} steps, {options.seeds} seeds. Cells of Moxie: the difference of the loss, and the weights of experts "
-        "that multiplied."
+        f"{options.steps} steps, {options.seeds} seeds. The loss is the mean of the last five steps, the scatter its range over "
+        "the seeds. Cells of Moxie: the difference of the loss, and the weights of experts that multiplied (0 of 0: experts that "
+        "are no 3D parameters); takes none: its experts take no implementation. An error in the first column is that of the "
+        "unconverted model as it is built here."
     )
+    rows = [row(family, options) for family in options.families]
     lines = [
         said,
         "",
+        summary(rows),
+        "",
         f"| {' | '.join(heads)} |",
         f"|{'---|' * len(heads)}",
-        *(row(family, options) for family in options.families),
+        *rows,
     ]
     text = "\n".join(lines) + "\n"
     if options.print:

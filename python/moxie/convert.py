@@ -18,9 +18,10 @@ from moxie.gemm import WeightCache
 from moxie.linear import MXLinear, own_forward
 from moxie.nn import GroupedExperts
 from moxie.report import Entry, Report, WarnUnused
-from moxie.skip import LM_SKIP, is_skipped, why_no_experts, why_too_small
+from moxie.skip import LM_SKIP, LONE_WEIGHT, is_lone_weight, is_skipped, why_no_experts, why_too_small
 from moxie.steps import BeginStep, Clock, NoteForward
 from moxie.torchao_objects import config_from_torchao
+from moxie.undo import Before
 
 FilterFn = Callable[[nn.Module, str], bool]
 _OP = "quantize_"
@@ -32,9 +33,9 @@ class Target:
 
     module: nn.Module
     module_fqn: str
-    name: str  # of the parameter in the module
+    name: str  # name of the parameter in the module
     is_linear: bool
-    obstacle: str = ""  # why it must be left alone
+    obstacle: str = ""  # why the target cannot be converted; empty if it can
 
     @property
     def parameter(self) -> Tensor:
@@ -54,7 +55,7 @@ class Target:
 
     @property
     def conversion(self) -> Conversion | None:
-        """The conversion that the target has already, if any."""
+        """The target's current conversion, or None if it is not converted yet."""
         if self.is_linear:
             return getattr(self.module, "conversion", None)
         if self.is_own:
@@ -74,7 +75,7 @@ class Target:
         return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
 
     def convert_(self, config: AnyConfig, tied: Conversion | None = None) -> Conversion:
-        """`tied` is the conversion of the same parameter under another name."""
+        """Converts the target. `tied` is the conversion that the same parameter got under another name, if it has several."""
         if isinstance(self.module, GroupedExperts):
             return _convert_own(self.module, config, self.fqn)
         if isinstance(self.module, nn.Linear):
@@ -83,9 +84,9 @@ class Target:
 
 
 def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Conversion:
-    """Gives a GroupedExperts, which has a recipe already, another one."""
+    """Replaces the recipe of a GroupedExperts module."""
     conversion = Conversion(fqn, config)
-    conversion.used = True  # it cannot but multiply
+    conversion.used = True  # its forward always multiplies through Moxie, so there is nothing to warn about
     _forget(module)
     module.register_forward_hook(NoteForward(conversion))
     if not hasattr(module, "_recipe_before"):
@@ -97,13 +98,14 @@ def _convert_own(module: GroupedExperts, config: AnyConfig, fqn: str) -> Convers
 
 
 def _holds_experts(module: nn.Module) -> bool:
-    """Whether 3D parameters of the module may be experts. Those of torch's own layers, such as convolutions, are not."""
+    """Whether 3D parameters of the module may be experts. Parameters of torch's own layers, such as convolutions, never are."""
     source = type(module).__module__
     return not source.startswith("torch.nn.modules.") or source in ("torch.nn.modules.container", "torch.nn.modules.module")
 
 
 def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
-    """All targets of a model. A 2D parameter outside of a linear is a target only if `named` holds its name."""
+    """All targets of a model. A 2D parameter outside of a linear is one if `named` holds its name; the weights among the others
+    are listed, to be left alone."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
             yield Target(module, fqn, "weight", True, own_forward(class_of(module)))
@@ -115,6 +117,8 @@ def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
                 target = Target(module, fqn, name, False, "" if is_weight else f"its dtype is {parameter.dtype}")
                 if parameter is not None and (parameter.dim() == 3 or (parameter.dim() == 2 and target.parameter_fqn in named)):
                     yield target
+                elif parameter is not None and is_lone_weight(target.parameter_fqn, parameter, type(module).__name__):
+                    yield dataclasses.replace(target, obstacle=LONE_WEIGHT)
 
 
 def quantize_(
@@ -126,11 +130,12 @@ def quantize_(
 ) -> Report:
     """Converts a model in place and returns a report to print. The state dict does not change.
 
-    Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter becomes one whose torch._grouped_mm,
-    F.grouped_mm, F.linear, matmul, mm, bmm and addmm run through Moxie. An MXLinearConfig is for the linears, a GroupedMMConfig
-    for the 3D parameters, and a recipe, or its name, for both. Linears whose whole name matches a pattern of `skip`, or
-    with a side below 32, are left alone; `filter_fn(module, name)`, if given, chooses modules instead. An `FqnToConfig` chooses
-    by name. A key, pattern or filter that matches nothing is refused.
+    Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter stays where it is, and torch's calls
+    that multiply by it (torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, bmm, addmm) run through Moxie. An MXLinearConfig
+    converts the linears, a GroupedMMConfig the 3D parameters, and a recipe, or its name, both. Linears whose whole name matches
+    a pattern of `skip`, or with a side below 32, are left alone; `filter_fn(module, name)`, if given, chooses modules instead.
+    An `FqnToConfig` chooses by name. A key, pattern or filter that matches nothing is refused, and a call that is refused
+    changes nothing.
 
     >>> model = torch.nn.ModuleDict({"up": torch.nn.Linear(64, 96), "lm_head": torch.nn.Linear(96, 10)})
     >>> print(moxie.quantize_(model, "mxfp8_rceil"))
@@ -140,7 +145,7 @@ def quantize_(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"{_OP}: model must be an nn.Module, got {type(model).__name__}")
-    model = getattr(model, "_orig_mod", model)  # of a compiled one
+    model = getattr(model, "_orig_mod", model)  # torch.compile wraps the model and keeps the original here
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{_OP}: {name} has no shape yet; give the model a first batch, and convert it then")
@@ -159,7 +164,12 @@ def quantize_(
         chosen = _choose_by_filter(model, config, filter_fn, skip)
     _check(chosen, gathered_plain(model))
     tied: dict[int, Conversion | None] = {}
-    entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
+    before = Before(target.module for target, one, _ in chosen if one is not None)
+    try:
+        entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
+    except BaseException:  # all is converted, or nothing
+        before.put_back()
+        raise
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))
     clock = Clock()
     for entry in entries:
@@ -172,7 +182,7 @@ def quantize_(
     return report
 
 
-Choice = tuple[Target, AnyConfig | None, str]  # what, with what, and if with nothing why
+Choice = tuple[Target, AnyConfig | None, str]  # a target, its config (None: not converted), and why it is not converted
 
 
 def _choose_by_filter(model: nn.Module, config: AnyConfig, filter_fn: FilterFn | None, skip: Sequence[str]) -> list[Choice]:
@@ -249,7 +259,9 @@ def _choose_by_name(model: nn.Module, config: FqnToConfig) -> list[Choice]:
     used = {key for (_, one, _), key in zip(chosen, decided) if one is not None}
     for key, one in keys.items():
         if one is not None and key not in used and key in decided:
-            raise ValueError(f"{_OP}: key {key!r} converts nothing: {type(one).__name__} suits nothing that it matches")
+            obstacles = [target for target, by in zip(targets, decided) if by == key and target.obstacle == LONE_WEIGHT]
+            why = f"; {obstacles[0].parameter_fqn} is {LONE_WEIGHT}" if obstacles else ""
+            raise ValueError(f"{_OP}: key {key!r} converts nothing: {type(one).__name__} suits nothing that it matches{why}")
     return chosen
 
 
@@ -295,7 +307,8 @@ def _check_keys(
 
 
 def _check(chosen: list[Choice], gathered: set[int]) -> None:
-    """Refuses what cannot be converted, before anything changes. `gathered`: DTensors that are plain whenever they multiply."""
+    """Raises if a chosen target cannot be converted, before anything changes. `gathered` holds the ids of the DTensors that FSDP2
+    replaces by plain tensors during a forward."""
     tied: dict[int, tuple[str, AnyConfig | None]] = {}
     for target, config, _ in chosen:
         if target.kind == "parameter":
@@ -343,7 +356,11 @@ def _check(chosen: list[Choice], gathered: set[int]) -> None:
 
 
 def _convert(target: Target, config: AnyConfig | None, reason: str, tied: dict[int, Conversion | None]) -> Entry:
-    """`tied` maps a parameter to its conversion. Elements of a parameter are counted under its first name only."""
+    """Converts the target, unless `config` is None, and returns its entry of the report.
+
+    `tied` maps the id of each parameter seen so far to its conversion. The elements of a parameter with several names are
+    counted once, under its first name.
+    """
     parameter = target.parameter
     numel = 0 if id(parameter) in tied else target.numel
     conversion = target.conversion if config is None else target.convert_(config, tied.get(id(parameter)))
@@ -352,7 +369,7 @@ def _convert(target: Target, config: AnyConfig | None, reason: str, tied: dict[i
 
 
 def _forget(model: nn.Module, kinds: tuple[type, ...] = (NoteForward,)) -> None:
-    """Removes our hooks of these kinds."""
+    """Removes the forward hooks of these classes from the module."""
     for hooks in (model._forward_hooks, model._forward_pre_hooks):
         for key in [key for key, hook in hooks.items() if isinstance(hook, kinds)]:
             del hooks[key]

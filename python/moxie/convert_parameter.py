@@ -1,7 +1,7 @@
 """Converting a parameter in place, and back.
 
-Only the class of the parameter changes, so every reference to it stays valid, the optimizer's too. A parameter that replaces it
-later (an assigned state dict, FSDP2) is converted as well.
+Only the class of the parameter changes, so every reference to it stays valid, including the optimizer's. A parameter that
+replaces it later (load_state_dict(assign=True), FSDP2) is converted as well.
 """
 
 import sys
@@ -26,7 +26,7 @@ def stacked(w: Tensor) -> Tensor:
 
 
 class ViewCache(WeightCache):
-    """The cache of a view of a parameter: of [G, K, N] transposed, or of [N, K] as a stack of one matrix."""
+    """A weight cache of a view of the parameter: a transposed [G, K, N], or a matrix [N, K] seen as [1, N, K]."""
 
     def __init__(self, w: Tensor, view: Callable[[Tensor], Tensor], *, recipe: str):
         self._view = view
@@ -46,7 +46,7 @@ class Names(dict):
 
     def __reduce_ex__(self, protocol):
         module = self.module()
-        assert module is not None  # it is being saved
+        assert module is not None  # pickle holds a reference to the module while it saves it
         entries = [(name, conversion, module._parameters.get(name)) for name, conversion in self.items()]
         return _rebuild, (module, [(*entry, getattr(entry[2], "_moxie_transposed", None)) for entry in entries])
 
@@ -80,8 +80,8 @@ def _convert(module: nn.Module, name: str, parameter: nn.Parameter, conversion: 
     if wants_cache(conversion.config) and parameter.dim() == 3:
         args = (parameter, transposed) if conversion.cache_is_transposed else (parameter,)
         conversion.cache = (ViewCache if conversion.cache_is_transposed else WeightCache)(*args, recipe=conversion.recipe)
-        module.add_module(f"{name}_cache", conversion.cache)  # a child, so that it moves with the module
-    if not any_dtensor(parameter):  # else _before_forward tags what FSDP2 gathers
+        module.add_module(f"{name}_cache", conversion.cache)  # as a submodule, the cache moves to another device with the module
+    if not any_dtensor(parameter):  # for a sharded parameter, _before_forward tags the tensor that FSDP2 gathers
         tag(parameter, conversion)
 
 
@@ -91,11 +91,11 @@ def _after_load(module: nn.Module, keys) -> None:
 
 
 def refresh_parameters_(module: nn.Module) -> list[WeightCache | None]:
-    """Converts parameters that have replaced converted ones, and fills and returns the weight caches."""
+    """Converts parameters that have replaced converted ones, quantizes them into their weight caches, and returns the caches."""
     converted = module.__dict__.get("_moxie_converted", {})
     for name, conversion in converted.items():
         parameter = module._parameters.get(name)
-        if parameter is not None and type(parameter) in _OF_OURS:  # not a sharded one
+        if parameter is not None and type(parameter) in _OF_OURS:  # a sharded parameter is left to _before_forward
             tag(parameter, conversion)
             if conversion.cache is not None:
                 conversion.cache.refresh_(parameter)
@@ -113,7 +113,8 @@ def _before_forward(module: nn.Module, args) -> None:
     for name, conversion in module.__dict__["_moxie_converted"].items():
         parameter = module._parameters.get(name)
         if parameter is not None and type(parameter) in _OF_OURS and getattr(parameter, "_moxie", None) is not conversion:
-            tag(parameter, conversion, False if conversion.cache is None else None)  # a cache would be of another parameter
+            # None keeps the product from using the weight cache, which was made from the parameter that was replaced.
+            tag(parameter, conversion, False if conversion.cache is None else None)
 
 
 def restore_parameter_(module: nn.Module, name: str) -> None:
@@ -137,8 +138,8 @@ def restore_parameter_(module: nn.Module, name: str) -> None:
 
 
 def _let_torch_know() -> None:
-    """Adds products and ConvertedParameter to torch's lists of overridable functions and of known types."""
-    # Dynamo asks this list before it looks at __torch_function__; it holds public functions only.
+    """Registers Moxie's products and ConvertedParameter in the lists that Dynamo and torch's optimizers consult."""
+    # Dynamo calls __torch_function__ only for functions on this list, which by default holds public functions only.
     try:
         from torch._dynamo.variables.torch import get_overridable_functions
     except ImportError:

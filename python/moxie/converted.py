@@ -1,8 +1,8 @@
-"""Tensors whose products with activations run through Moxie, and which are plain in every other way.
+"""Tensor classes for converted weights: their products with activations run through Moxie, all other ops run as usual.
 
-A view of a converted parameter (a transpose, one expert of it), a copy in another dtype or the sum of it and a tensor of its
-shape (what an adapter adds) is a `ConvertedTensor`, so that the product finds the conversion however the model writes it. Every
-other op gives the result that it gives for a plain tensor.
+Models rarely multiply by a parameter itself. They take a view of it (a transpose, one expert), cast it, or add an adapter's
+update to it first. The results of these ops are therefore `ConvertedTensor`s, which remember the conversion. All other ops return
+plain tensors.
 """
 
 import copy
@@ -26,24 +26,24 @@ class Conversion:
     def __init__(self, name: str, config: AnyConfig):
         self.name = name
         config = config_from_torchao(config, "quantize_")
-        self.config = copy.copy(config)  # the caller may assign to its own
+        self.config = copy.copy(config)  # a copy, because the caller may assign to fields of the original
         self.recipe = str(recipe_of(config))
         self.cache: WeightCache | None = None
         self.cache_is_transposed = wants_cache(config) == "kn"
-        self.used = False  # by a product
-        self.ended = False  # undone, or replaced by another
+        self.used = False  # becomes True when a product uses this conversion
+        self.ended = False  # becomes True when this conversion is undone or replaced
         self._record_nothing()
 
     def _record_nothing(self) -> None:
-        self.clock = Clock()  # quantize_ gives all conversions of a model the same
-        self.forward_step: list | None = None  # the last step in which it multiplied
-        self.backward_step: list | None = None
+        self.clock = Clock()  # quantize_ replaces it by one clock for all conversions of the model
+        self.forward_step: list | None = None  # the last step in whose forward the weight multiplied
+        self.backward_step: list | None = None  # the last step in whose backward it did
 
     def __setstate__(self, state: dict) -> None:
         state = dict(state)
-        if "cache_is_turned" in state:  # its name in older pickles
+        if "cache_is_turned" in state:  # the field's name in older pickles
             state["cache_is_transposed"] = state.pop("cache_is_turned")
-        self._record_nothing()  # older pickles have none of it
+        self._record_nothing()  # older pickles lack these fields
         self.__dict__.update(state)
 
     def __repr__(self) -> str:
@@ -51,7 +51,7 @@ class Conversion:
 
 
 class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
-    """What both classes share: `_moxie` is the Conversion; `_moxie_transposed` says which view of the parameter this is.
+    """The base of both classes. `_moxie` is the Conversion; `_moxie_transposed` says which view of the parameter this is.
 
     `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else. The
     weight cache holds the whole parameter, so it serves the first two only.
@@ -59,7 +59,7 @@ class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
 
     _moxie: Conversion
     _moxie_transposed: bool | None
-    _moxie_is_sum: bool  # of the parameter, or a part of it, and something else
+    _moxie_is_sum: bool  # whether another tensor has been added to the parameter (or to a view of it)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -79,11 +79,11 @@ class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
         if transposes is None or not isinstance(args[0], _Converted):
             return out
         if func in _DETACH and isinstance(args[0], nn.Parameter):
-            return out  # what a state dict holds
+            return out  # state_dict() detaches parameters, and should hold plain tensors
         if isinstance(out, (tuple, list)):
             return type(out)([_mark(part, args[0], None) for part in out])
         if not isinstance(out, Tensor) or out.dim() == 0:
-            return out  # the name of its type; an element, which is printed as a number
+            return out  # Tensor.type() returns a string; a single element needs no conversion
         return _mark(out, args[0], transposes(args, kwargs, out))
 
     def __deepcopy__(self, memo):
@@ -113,7 +113,7 @@ class ConvertedParameter(_Converted, nn.Parameter):
     """A parameter whose products run through Moxie."""
 
 
-# Attributes of a parameter that are Moxie's or torch's. All others are the user's, and the plain copy keeps them.
+# Attributes that Moxie or torch sets on a parameter. All others are the user's, so the plain copy keeps them.
 _OURS = ("_moxie", "_moxie_transposed", "_moxie_is_sum", "_is_param")
 
 
@@ -124,7 +124,7 @@ def tag(parameter: nn.Parameter, conversion: Conversion, transposed: bool | None
 
 
 def _mark(out: Tensor, origin: _Converted, transposed: bool | None, is_sum: bool = False) -> Tensor:
-    # A view of its own: under torch.compile an attribute such as .mT cannot be given a class.
+    # Under torch.compile as_subclass fails on the result of an attribute such as .mT, so make a view of it first.
     out = out.view(out.shape) if torch.compiler.is_compiling() else out
     marked = out.as_subclass(ConvertedTensor)
     marked._moxie = origin._moxie
@@ -135,7 +135,7 @@ def _mark(out: Tensor, origin: _Converted, transposed: bool | None, is_sum: bool
     return marked
 
 
-# ---- what keeps the conversion -----------------------------------------------------------------------------------------------
+# ---- ops whose results keep the conversion -----------------------------------------------------------------------------------
 
 _LAST_TWO = ((-2, -1), (-1, -2), (1, 2), (2, 1))
 
@@ -159,8 +159,9 @@ def _transposed(args, kwargs, out) -> bool | None:
 
 
 def _cast(args, kwargs, out) -> bool | None:
+    # If nothing changes, torch returns its argument, which the weight cache still describes. A copy may be written to later.
     same = (out.dtype, out.device) == (args[0].dtype, args[0].device) and "copy" not in kwargs
-    return False if same else None  # where nothing changes, torch gives back what it got; a copy may be written to
+    return False if same else None
 
 
 def _part(args, kwargs, out) -> bool | None:
@@ -168,7 +169,8 @@ def _part(args, kwargs, out) -> bool | None:
 
 
 def _views() -> dict[Callable, Callable]:
-    """Maps a function of torch to how it transposes the whole parameter. Only these functions keep the conversion."""
+    """Maps each torch function whose result keeps the conversion to a function of its arguments that says which view the
+    result is, in the terms of `_moxie_transposed`."""
     views: dict[Callable, Callable] = {torch.Tensor.__getitem__: _part}
     for name, transpose in (("mT", _transposed), ("mH", _transposed), ("T", _part)):
         views[getattr(torch.Tensor, name).__get__] = transpose
@@ -185,7 +187,7 @@ def _views() -> dict[Callable, Callable]:
         for name in functions.split():
             for owner in (torch, torch.Tensor):
                 function = getattr(owner, name, None)
-                if callable(function):  # torch.float is a dtype, and torch.cuda a module
+                if callable(function):  # skips torch.float, which is a dtype, and torch.cuda, a module
                     views[function] = transposes
     return views
 
@@ -193,7 +195,7 @@ def _views() -> dict[Callable, Callable]:
 _VIEWS = _views()
 _DETACH = (torch.Tensor.detach, torch.detach)
 
-# Maps a function of torch to which of its first arguments may be the weight that an adapter adds to.
+# Maps each torch function that adds tensors to the positions of the arguments that may be the converted weight.
 _SUMS: dict[Callable, tuple[int, ...]] = {
     torch.add: (0, 1),
     torch.Tensor.add: (0, 1),
@@ -210,7 +212,7 @@ _SUMS: dict[Callable, tuple[int, ...]] = {
 
 
 def _summand(args, kwargs, out, places: tuple[int, ...]) -> _Converted | None:
-    """The converted weight that a sum adds to, if the sum is one of tensors of its shape."""
+    """Returns the converted weight among the terms of a sum, or None if the terms do not all have its shape."""
     terms = args if args else tuple(kwargs[name] for name in ("input", "other") if name in kwargs)
     found = [terms[place] for place in places if place < len(terms) and isinstance(terms[place], _Converted)]
     if not found or not isinstance(out, Tensor) or out.shape != found[0].shape:
@@ -221,12 +223,13 @@ def _summand(args, kwargs, out, places: tuple[int, ...]) -> _Converted | None:
 
 
 # ---- products -----------------------------------------------------------------------------------------------------------------
-# Each takes the arguments of torch's function and computes the same. It returns None where no weight is converted; torch's own
-# function runs then.
+# Each function below takes the arguments of a torch function and computes the same product through Moxie. It returns None if no
+# argument is a converted weight; __torch_function__ then calls torch's function.
 
 
 def _cache_of(w: _Converted, transposed: bool) -> WeightCache | None:
-    """The cache of w, if w is the whole parameter in the cached orientation. `transposed`: the product takes w transposed."""
+    """Returns the weight cache if it matches w: the whole parameter, in the orientation that was cached. Otherwise warns and
+    returns None. `transposed` says whether the product uses w transposed."""
     conversion = w._moxie
     if conversion.cache is None:
         return None
@@ -245,7 +248,7 @@ def _cache_of(w: _Converted, transposed: bool) -> WeightCache | None:
 
 
 def _multiply(x: Tensor, w: _Converted, transposed: bool, offs=None, bias=None, dtype=None) -> Tensor:
-    """x times w as [G, N, K] (transposed: as [G, K, N], the order of torch's grouped product)."""
+    """Multiplies x by w [G, N, K]. If `transposed`, w is [G, K, N], as torch's grouped product takes it."""
     conversion, cache = w._moxie, _cache_of(w, transposed)
     y = grouped_mm(
         x, w.transpose(-2, -1) if transposed else w, offs, recipe=conversion.recipe, bias=bias, dtype=dtype, quantized_w=cache
@@ -255,9 +258,9 @@ def _multiply(x: Tensor, w: _Converted, transposed: bool, offs=None, bias=None, 
 
 
 def _multiply_2d(x: Tensor, w: _Converted, transposed: bool, bias=None) -> Tensor:
-    """x [..., K] times one matrix [N, K] (transposed: [K, N])."""
+    """Multiplies x [..., K] by one matrix w [N, K]. If `transposed`, w is [K, N]."""
     conversion = w._moxie
-    _cache_of(w, transposed)  # there is none of a matrix: it only warns
+    _cache_of(w, transposed)  # called for its warning only: single matrices have no cache
     matrix = w.t() if transposed else w
     y = grouped_mm(x.reshape(-1, x.shape[-1]), matrix.unsqueeze(0), recipe=conversion.recipe, bias=bias)
     note(conversion, y)
@@ -265,7 +268,8 @@ def _multiply_2d(x: Tensor, w: _Converted, transposed: bool, bias=None) -> Tenso
 
 
 def _multiply_batch(x: Tensor, w: _Converted, bias=None, dtype=None, *, transposed: bool = True) -> Tensor:
-    """x [G, T, K] times w [G, K, N] (not transposed: [G, N, K]): groups of T rows."""
+    """Multiplies x [G, T, K] by w [G, K, N] as a grouped product with T rows in each group. If not `transposed`, w is
+    [G, N, K]."""
     groups, rows, k = x.shape
     if groups > MAX_GROUPS:
         raise ValueError(
@@ -278,14 +282,15 @@ def _multiply_batch(x: Tensor, w: _Converted, bias=None, dtype=None, *, transpos
     return y.view(groups, rows, y.shape[1])
 
 
-MAX_GROUPS = 1024  # of one product
+MAX_GROUPS = 1024  # the limit of one grouped product; the op checks it as well
 
 
 def _multiplies(w: Tensor, x: Tensor) -> bool:
-    """Whether w is a converted weight and x activations.
+    """Whether w is a converted weight and x holds activations, so that the product runs through Moxie.
 
-    torch multiplies two weights (a regularizer, an adapter that is merged), and tensors that outlive their conversion, such as
-    the ones that FSDP2 gathers. A sum may be activations, to which a parameter (of positions, say) was added."""
+    torch's own product runs if both are weights (a regularizer, an adapter that is being merged), or if the conversion has
+    ended while a tensor still refers to it, as tensors that FSDP2 gathered do. A converted x that is a sum counts as activations
+    unless w is a sum too: a model may add a parameter, such as position embeddings, to its activations."""
     if not isinstance(w, _Converted) or w._moxie.ended:
         return False
     return not isinstance(x, _Converted) or (x._moxie_is_sum and not w._moxie_is_sum)
@@ -300,7 +305,7 @@ def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):
 
 
 def _grouped_mm_of_transformers(input, weight, offs):
-    """transformers::grouped_mm_fallback, its grouped product of weights that are not bf16 in a graph."""
+    """transformers::grouped_mm_fallback: the op that transformers calls in compiled graphs if the weights are not bf16."""
     return _grouped_mm(input, weight, offs.to(torch.int32))
 
 
@@ -344,7 +349,7 @@ def _operator(input, other):
         return _matmul(input, other)
     try:
         return _matmul(input, other)
-    except TypeError as error:  # torch makes of it that @ is not defined, and its words are lost
+    except TypeError as error:  # torch would replace it by an error that @ is not defined, and its message would be lost
         raise RuntimeError(str(error)) from error
 
 
@@ -358,7 +363,7 @@ def _addmm(input, mat1, mat2, *, beta=1, alpha=1, out_dtype=None):
     if input.dim() == 1 and input.shape[0] == mat2.shape[1] and beta == 1 and alpha == 1:
         return _multiply_2d(mat1, mat2, True, input)
     y = alpha * _multiply_2d(mat1, mat2, True)
-    return y if beta == 0 else beta * input + y  # with 0 it may hold anything
+    return y if beta == 0 else beta * input + y  # addmm ignores `input` if beta is 0, even if it holds NaN
 
 
 _PRODUCTS: dict[Callable, Callable] = {
@@ -380,7 +385,8 @@ if hasattr(F, "grouped_mm"):
 
 
 def know_transformers() -> list[Callable]:
-    """Adds the product that transformers defines, once transformers is loaded; returns the functions that are its names."""
+    """Adds the op that transformers defines to the known products, once transformers is loaded. Returns the functions under
+    which the op can be called."""
     if not hasattr(torch.ops.transformers, "grouped_mm_fallback"):
         return []
     packet = torch.ops.transformers.grouped_mm_fallback

@@ -1,8 +1,8 @@
-"""The differentiable grouped products, and the weights they take quantized.
+"""The differentiable grouped products, and WeightCache, which holds their weights quantized.
 
-x is [R, K], rows of G groups; w is [G, N, K], a matrix per group. `offs`, int32 [G], holds the exclusive end of each group of
-rows and stays on x's device: nothing here waits for it. Any group sizes; rows past offs[-1] are in no group, and results and
-gradients there are zero, as is dw of a group without rows.
+x is [R, K], the rows of G groups; w is [G, N, K], one matrix per group. `offs`, int32 [G], holds the exclusive end of each group
+of rows. It stays on x's device, and nothing here waits for it. Groups may have any size. Rows past offs[-1] are in no group:
+their results and gradients are zero. dw of a group without rows is zero too.
 """
 
 import warnings
@@ -13,15 +13,17 @@ import torch
 from torch import Tensor
 
 from moxie.dtensors import any_dtensor
+from moxie.main_grad import check_main_grad
 from moxie.ops import Activation, ScaleLayout
 from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
 
 QuantizedWeights = Union["WeightCache", Sequence[Tensor]]
-W13Layout = Literal["concatenated", "interleaved"]  # all gates above all ups, or one of each in turn
+W13Layout = Literal["concatenated", "interleaved"]  # all gate rows before all up rows, or gate and up rows alternating
 
-# The types of x that are quantized already. moxie.mx_tensor, which takes seconds to import, fills it.
+# The tensor classes whose values are already quantized. moxie.mx_tensor adds its class when it is imported; importing it here
+# would take seconds.
 MX_TYPES: tuple[type, ...] = ()
 
 
@@ -38,10 +40,10 @@ def grouped_mm(
 ) -> Tensor:
     """y = x w^T, group by group: [R, N]. Differentiable in x, w and bias; only the gradients that are needed are computed.
 
-    `bias` is [N], or [G, N] for one per group. `dtype` of y is bf16 or f32; the default is the dtype of x, unless the recipe says
-    otherwise. A gradient has the dtype of its tensor. `quantized_w` is a `WeightCache` of w: w is then not quantized again.
-    Backward adds dw to `main_grad`, f32 [G, N, K], if given, and leaves w.grad alone. x may be a `moxie.MXTensor`, in the blocks
-    that the recipe has for activations.
+    `bias` is [N], or [G, N] for one per group. `dtype`, the dtype of y, is bf16 or f32; by default it is that of x, unless the
+    recipe sets `out`. A gradient has the dtype of its tensor. `quantized_w` is a `WeightCache` of w, used instead of quantizing w
+    again. If `main_grad`, f32 [G, N, K], is given, backward adds dw to it and leaves w.grad alone. x may be a `moxie.MXTensor`
+    whose blocks are those of the recipe's activations.
 
     >>> x = torch.randn(10, 64, requires_grad=True)
     >>> w = torch.randn(3, 32, 64, requires_grad=True)
@@ -58,12 +60,13 @@ def grouped_mm(
             x, w, offs, recipe=str(recipe), bias=bias, dtype=dtype, quantized_w=quantized_w, main_grad=main_grad
         )
     quantized = _tensors("grouped_mm", quantized_w, recipe)
+    check_main_grad("grouped_mm", "main_grad", main_grad, w)
     if isinstance(x, (tuple, list)):
         raise TypeError(
             "grouped_mm: x must be a tensor; what is quantized already is given as "
             "moxie.MXTensor.from_qdata_and_scales(qdata, scale, orig_dtype)"
         )
-    if isinstance(x, MX_TYPES) or type(x).__name__ == "MXTensor":  # the second is torchao's
+    if isinstance(x, MX_TYPES) or type(x).__name__ == "MXTensor":  # the name test finds torchao's class without importing torchao
         from moxie import mx_tensor
 
         return mx_tensor.multiply(x, w, offs, str(recipe), bias, dtype, quantized, main_grad)
@@ -94,19 +97,20 @@ def expert_mlp(
 ) -> Tensor:
     """The MLP of each expert as one autograd node: grouped_mm with w13, swiglu, grouped_mm with w2.
 
-    w13 is [G, 2F, D], the gate above the up projection; w2 is [G, D, F]. The result equals that of the three calls. With
-    slot_of and row_of of `route`, x is tokens [T, D], and the MLP takes the rows [T * top_k, D] that `permute` makes of them; a
-    recipe of blocks quantizes these rows as it reads the tokens, so they are never in memory. With `weights` f32 [T, top_k] too,
-    the result is that of `unpermute`: the weighted sum of each token's rows, [T, D]. weights get their gradient.
+    w13 is [G, 2F, D], the gate rows before the up rows; w2 is [G, D, F]. The result equals that of the three calls. If slot_of
+    and row_of of `route` are given, x is tokens [T, D], and the MLP runs on the rows [T * top_k, D] that `permute` makes of them.
+    Recipes with blocks quantize these rows while they read the tokens, so the permuted rows are never written to memory. If
+    `weights`, f32 [T, top_k], is given as well, the result is that of `unpermute`: the weighted sum of each token's rows, [T, D];
+    weights then get a gradient.
 
-    Between forward and backward the node keeps h, the result of w13, and little beside it. `keep="h_fp8"` keeps h in FP8: half
-    the bytes, at some cost in the accuracy of the gradients (docs/MOE.md). x_dtype is set by autocast: x is rounded to it, the
-    gradient of x is not.
+    For backward the node keeps h, the result of the product with w13, and little else. `keep="h_fp8"` keeps h in FP8: half the
+    bytes, at some cost in the accuracy of the gradients (docs/MOE.md). `x_dtype` is set by autocast: x is rounded to this dtype,
+    and the gradient of x is not rounded.
 
-    `activation` is that of `swiglu`. b13 [G, 2F] and b2 [G, D] are added to the products, b2 before the weights, and get their
-    gradients. Weights that are stored [in, out] are given as views, `w.mT`: the quantizer reads them as they are, and the
-    gradient reaches the parameter in its own layout. `w13_layout="interleaved"`: rows of gate and up alternate in w13 and b13
-    (docs/MOE.md says what that costs); a weight cache is then made with the same layout.
+    `activation` is that of `swiglu`. b13 [G, 2F] and b2 [G, D] are added to the products, b2 before the multiplication by
+    `weights`, and get gradients. Pass weights that are stored [in, out] as views, `w.mT`: nothing is copied, and the gradient
+    has the layout of the parameter. `w13_layout="interleaved"` means that gate and up rows alternate in w13 and b13 (docs/MOE.md
+    gives the cost); a weight cache of w13 must be made with the same layout.
 
     >>> x, offs = torch.randn(10, 64), torch.tensor([4, 9], dtype=torch.int32)
     >>> w13, w2 = torch.randn(2, 96, 64), torch.randn(2, 64, 48)
@@ -141,6 +145,8 @@ def expert_mlp(
             x_dtype=x_dtype,
             activation=activation,
         )
+    check_main_grad("expert_mlp", "main_grad13", main_grad13, w13)
+    check_main_grad("expert_mlp", "main_grad2", main_grad2, w2)
     return _ops.expert_mlp(
         x,
         w13,
@@ -183,10 +189,11 @@ def quantize_weights(
     return out
 
 
-# ---- the passes, on operands as the quantizers make them ----------------------------------------------------------------------
-# An operand without a scale is in bf16 or f32 and in its natural order (untransposed). Not differentiable; `dtype` is that of
-# the result, bf16 if None. `scale_layout` is that of the scales of tokens: if None, swizzled where Blackwell multiplies, else
-# plain. Hopper reads quads, and puts plain ones in order first; where operands are decoded it may be any.
+# ---- the three passes, on quantized operands -----------------------------------------------------------------------------------
+# These functions are not differentiable. An operand without a scale is bf16 or f32 and not transposed. `dtype` is that of the
+# result, bf16 if None. `scale_layout` is the layout of the scales of x and dy; None means swizzled if a Blackwell kernel
+# multiplies, else plain. The Hopper GEMM reads quads, and rearranges plain scales first. Operands that are decoded may have
+# any layout.
 
 
 def grouped_fwd(
@@ -245,8 +252,8 @@ def grouped_wgrad(
     dtype: torch.dtype | None = None,
     scale_layout: ScaleLayout | None = None,
 ) -> Tensor:
-    """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R, which their padding hides; the padding
-    may hold anything.
+    """dw [G, N, K] = dy^T x of each group, from the colwise forms of both. num_rows is R: the operands are padded, so their
+    shapes do not tell it. The padding may hold any values.
 
     >>> dy, x = moxie.quantize_colwise(torch.randn(8, 64)), moxie.quantize_colwise(torch.randn(8, 32))
     >>> moxie.grouped_wgrad(*dy, *x, 8, recipe="mxfp8_rceil").shape
@@ -290,11 +297,11 @@ def sum_groups(x: Tensor, offs: Tensor | None = None) -> Tensor:
 
 
 class WeightCache(torch.nn.Module):
-    """Holds w quantized, as buffers, so that it is quantized once per optimizer step.
+    """Holds the quantized form of w in buffers, so that w is quantized once per optimizer step instead of in every forward.
 
-    Nothing is refreshed behind your back: a cache keyed by a tensor's version would be wrong under torch.compile, fused
-    optimizers, `.data` writes and CUDA graphs. Call `refresh_()` after every change of w, or let `refresh_after(optimizer)` do
-    it. An eager product warns if torch has counted a change since. The buffers are not part of a state dict.
+    The cache does not notice changes of w: torch's version counter misses those by torch.compile, fused optimizers, `.data`
+    writes and CUDA graphs. Call `refresh_()` after every change of w, or let `refresh_after(optimizer)` do it. In eager mode a
+    product warns if the version counter shows a change since the last refresh. The buffers are not part of a state dict.
 
     >>> w = torch.nn.Parameter(torch.randn(2, 64, 128))
     >>> cache = moxie.WeightCache(w)
@@ -310,7 +317,7 @@ class WeightCache(torch.nn.Module):
     qdata_t: Tensor
     scale_t: Tensor
 
-    w13_layout: W13Layout = "concatenated"  # pickles that are older than the choice have none
+    w13_layout: W13Layout = "concatenated"  # a class attribute, because older pickles have no such field
     transposed: bool = False
 
     def __init__(
@@ -324,7 +331,7 @@ class WeightCache(torch.nn.Module):
         super().__init__()
         self.recipe = str(recipe)
         self.w13_layout, self.transposed = w13_layout, transposed
-        # Held in a list: the cache must not become another owner of the parameter.
+        # A list hides the parameter from nn.Module, which would otherwise register it as a parameter of the cache as well.
         self._weights = [w]
         self._fill(w)
         self._seen = _version_of(w)
@@ -332,13 +339,13 @@ class WeightCache(torch.nn.Module):
     _NAMES = ("qdata", "scale", "qdata_t", "scale_t")
 
     def _as_taken(self, w: Tensor) -> Tensor:
-        """Returns w as the product takes it, [G, N, K]."""
+        """Returns w in the shape that grouped_mm takes, [G, N, K]. ViewCache overrides this."""
         w = w.mT if self.transposed else w
         return concatenated(w) if self.w13_layout == "interleaved" else w
 
     def _fill(self, w: Tensor) -> None:
         for name, tensor in zip(self._NAMES, quantize_weights(self._as_taken(w.detach()), recipe=self.recipe)):
-            # As bytes: inductor lets no op write e8m0.
+            # Scales are stored as bytes: inductor does not let an op write to e8m0 tensors.
             is_scale = tensor.dtype == torch.float8_e8m0fnu
             self.register_buffer(name, tensor.view(torch.uint8) if is_scale else tensor, persistent=False)
 
@@ -348,18 +355,18 @@ class WeightCache(torch.nn.Module):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the cache: a little over two per weight."""
+        """The size of the cache in bytes: a little over two per element of w."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def _apply(self, fn, recurse=True):
-        # The cache moves with its module, but keeps its dtypes: model.bfloat16() is meant for parameters.
+        # The cache moves to another device with its module, but keeps its dtypes: model.bfloat16() must not convert FP8 data.
         for name, tensor in zip(self._NAMES, self.tensors):
             moved = fn(tensor)
             setattr(self, name, moved if moved.dtype == tensor.dtype else tensor.to(moved.device))
         return self
 
     def __getstate__(self):
-        # As bytes, which pickle can carry as well as torch.save.
+        # FP8 tensors are saved as bytes, because plain pickle cannot save them.
         as_bytes = {name: getattr(self, name).view(torch.uint8) for name in ("qdata", "qdata_t")}
         return {**self.__dict__, "_buffers": {**self._buffers, **as_bytes}}
 
@@ -374,7 +381,7 @@ class WeightCache(torch.nn.Module):
         w = self._weights[0] if w is None else w
         if w.device == self.qdata.device:
             quantize_weights(self._as_taken(w.detach()), recipe=self.recipe, out=self.tensors)
-        else:  # w was on the meta device, say
+        else:  # the buffers are on another device, for example on meta
             self._fill(w)
         self._weights[0], self._seen = w, _version_of(w)
         return self
@@ -383,7 +390,7 @@ class WeightCache(torch.nn.Module):
         return self._weights[0] is w
 
     def warn_if_stale(self, op: str) -> None:
-        """Warns if w changed since the last refresh_(), without which training would go on with old weights."""
+        """Warns if w has changed since the last refresh_(): the product would use the old weights."""
         seen = _version_of(self._weights[0])
         if self._seen is not None and seen is not None and seen[0] == self._seen[0] and seen[1] != self._seen[1]:
             warnings.warn(
@@ -402,7 +409,8 @@ class WeightCache(torch.nn.Module):
 
 
 def live_cache(cache: WeightCache | None, w: Tensor) -> WeightCache | None:
-    """The cache if it is of w; None, with a warning, if another tensor has taken w's place, as when a model is sharded."""
+    """Returns the cache if it was made from w. If another tensor has replaced w, for example because the model was sharded, warns
+    and returns None."""
     if cache is None or cache.is_of(w):
         return cache
     if not torch.compiler.is_compiling():
@@ -415,18 +423,17 @@ def live_cache(cache: WeightCache | None, w: Tensor) -> WeightCache | None:
 
 
 def halves_of_interleaved(w: Tensor) -> Tensor:
-    """w13 or b13 [G, 2F, ..] with alternating gate and up rows, as a view [G, 2, F, ..]: [:, 0] has the gate rows, [:, 1] the up
-    rows."""
+    """Views an interleaved w13 or b13 [G, 2F, ..] as [G, 2, F, ..]: [:, 0] are the gate rows, [:, 1] the up rows."""
     return w.unflatten(1, (-1, 2)).transpose(1, 2)
 
 
 def concatenated(w: Tensor) -> Tensor:
-    """A copy of w13 or b13 [G, 2F, ..] with alternating gate and up rows, with the gate rows first."""
+    """Copies an interleaved w13 or b13 [G, 2F, ..] to the concatenated layout: all gate rows, then all up rows."""
     return halves_of_interleaved(w).flatten(1, 2)
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:
-    """The identity of w and its version counter; None where torch counts no version: in a graph and in inference mode."""
+    """The id of w and its version counter. None in a compiled graph and in inference mode, where torch keeps no counter."""
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 

@@ -16,7 +16,7 @@ from transformers.activations import SiLUActivation
 from transformers.integrations import moe as _moe
 
 from moxie.converted import Conversion, _cache_of, is_converted
-from moxie.gemm import expert_mlp
+from moxie.gemm import WeightCache, expert_mlp
 from moxie.moe import route
 from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
@@ -82,7 +82,7 @@ def experts_forward(
     if is_converted(w13):
         conversions = [w13._moxie, w2._moxie]
         recipe = w13._moxie.recipe
-        caches = {"quantized_w13": None if interleaved else _cache_of(w13, transposed), "quantized_w2": _cache_of(w2, transposed)}
+        caches = {"quantized_w13": _cache_of_w13(w13, transposed, interleaved), "quantized_w2": _cache_of(w2, transposed)}
     biases = (experts.gate_up_proj_bias, experts.down_proj_bias) if experts.has_bias else (None, None)
     offs, slot_of, row_of = _route(experts, top_k_index)
     with torch._C.DisableTorchFunctionSubclass():
@@ -105,6 +105,19 @@ def experts_forward(
     for conversion in conversions:
         note(conversion, y)
     return y.to(hidden_states.dtype)
+
+
+def _cache_of_w13(w13: Any, transposed: bool, interleaved: bool) -> WeightCache | None:
+    """The weight cache of w13, if the fused layer can take it: gates above ups, as it multiplies them."""
+    if not interleaved or w13._moxie.cache is None:
+        return _cache_of(w13, transposed)
+    if not torch.compiler.is_compiling():
+        warnings.warn(
+            f"moxie.hf: {w13._moxie.name}: gates and ups alternate in its weight cache, and the fused layer takes one with the "
+            "gates above the ups, so it is quantized in every forward; convert it without weight_cache, which saves its memory",
+            stacklevel=3,
+        )
+    return None
 
 
 def _route(experts: Experts, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -18,13 +18,14 @@ from moxie.steps import note
 
 
 def _without_ours(cls: type, base: type) -> type:
-    """The class that torch makes for a parametrized MXLinear, derived from `base` instead."""
+    """Takes the class that torch.nn.utils.parametrize made from MXLinear, and returns the same class derived from `base`."""
     members = {name: value for name, value in vars(cls).items() if name not in ("__dict__", "__weakref__")}
     return type(re.sub("MX(FP8)?Linear", "Linear", cls.__name__), (base,), members)
 
 
 def own_forward(cls: type[nn.Linear]) -> str:
-    """Why linears of the class are left alone, if they are: MXLinear takes the place of nn.Linear's forward, and of no other."""
+    """Why linears of this class cannot be converted, or "". MXLinear replaces nn.Linear's forward only, so a subclass with its
+    own forward is left alone."""
     if not issubclass(cls, MXLinear) and cls.forward is not nn.Linear.forward:
         return f"{cls.__name__} has a forward of its own"
     if issubclass(cls, nn.modules.linear.NonDynamicallyQuantizableLinear):
@@ -34,7 +35,7 @@ def own_forward(cls: type[nn.Linear]) -> str:
 
 @functools.cache
 def quantized_class(cls: Any, base: Any) -> Any:
-    """The MXLinear that is also a `cls`, a subclass of nn.Linear with methods of its own: it keeps them."""
+    """Makes a class that derives from both MXLinear and `cls`, a subclass of nn.Linear, so that the methods of `cls` stay."""
     members = {
         "__module__": cls.__module__,
         "__qualname__": f"MX{cls.__qualname__}",
@@ -45,8 +46,8 @@ def quantized_class(cls: Any, base: Any) -> Any:
 
 
 def _reduce(linear: "MXLinear", protocol):
-    """For pickle, which cannot find by name a class that is made here."""
-    state = linear.__getstate__() if hasattr(linear, "__getstate__") else linear.__dict__  # Python 3.10's object has none
+    """Implements __reduce_ex__ for classes made by quantized_class: pickle cannot find them by name."""
+    state = linear.__getstate__() if hasattr(linear, "__getstate__") else linear.__dict__  # missing in Python 3.10
     return _unpickled, (linear.float_class, class_of(linear).__bases__[0]), state
 
 
@@ -56,7 +57,7 @@ def _unpickled(cls: Any, base: Any) -> "MXLinear":
 
 
 class MXLinear(nn.Linear):
-    """y = x w^T + bias with any leading dims, quantized as the config says; its state dict is that of nn.Linear.
+    """y = x w^T + bias, for x with any leading dims, quantized as the config says. The state dict is that of nn.Linear.
 
     >>> linear = moxie.MXLinear(64, 96, config="mxfp8_rceil")
     >>> linear(torch.randn(2, 5, 64)).shape
@@ -64,7 +65,7 @@ class MXLinear(nn.Linear):
     """
 
     conversion: Conversion
-    float_class: type = nn.Linear  # what to_float restores
+    float_class: type = nn.Linear  # the class that to_float restores
 
     def __init__(
         self,
@@ -81,12 +82,12 @@ class MXLinear(nn.Linear):
 
     @classmethod
     def from_float(cls, linear: nn.Linear, config: AnyConfig = DEFAULT_RECIPE, *, name: str = "") -> "MXLinear":
-        """Turns the nn.Linear into an MXLinear in place: its parameters, its hooks and references to it stay valid. A subclass
-        of nn.Linear without a forward of its own stays one."""
+        """Turns the nn.Linear into an MXLinear in place. Its parameters, its hooks and references to it stay valid. An instance
+        of a subclass of nn.Linear remains an instance of that subclass."""
         reason = own_forward(class_of(linear)) if isinstance(linear, nn.Linear) else f"got {type(linear).__name__}"
         if reason:
             raise TypeError(f"MXLinear.from_float: linear must be an nn.Linear with its forward, {reason}")
-        conversion = Conversion(name, config)  # refuses what is no config before anything changes
+        conversion = Conversion(name, config)  # raises for an invalid config before anything changes
         if not isinstance(linear, cls):
             plain = linear.float_class if isinstance(linear, MXLinear) else class_of(linear)
             ours: Any = cls
@@ -101,7 +102,7 @@ class MXLinear(nn.Linear):
         self.conversion.ended = True
         del self.conversion
         own = class_of(self)
-        since = is_parametrized(self) and "float_class" not in vars(own)  # parametrized since it was converted
+        since = is_parametrized(self) and "float_class" not in vars(own)  # whether it was parametrized after the conversion
         set_class(self, _without_ours(own, self.float_class) if since else self.float_class)
         return self
 

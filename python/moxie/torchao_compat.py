@@ -1,7 +1,7 @@
-"""torchao's names, with the same arguments in the same order; torchao's own quantize_ takes our configs too.
+"""torchao's names, with the same arguments in the same order. torchao's own quantize_ accepts Moxie's configs too.
 
-Weights come as torchao's functions take them: B_t is [G, K, N]. Groups need no alignment, so flags about padding change
-nothing. docs/CONVERSION.md maps torchao's names to ours.
+Weights have the layout of torchao's functions: B_t is [G, K, N]. Groups need no alignment, so flags about padding have no effect.
+docs/CONVERSION.md maps torchao's names to Moxie's.
 """
 
 import random
@@ -83,9 +83,9 @@ def _to_mxfp8_then_scaled_grouped_mm(
 ) -> Tensor:
     """Multiplies A [M, K] by B_t [G, K, N], group by group. An MXTensor A, ours or torchao's, is not quantized again.
 
-    `prequantized_A` is A in blocks of 1x32: qdata, and the scales as e8m0 or as their bytes. It is multiplied in place of A, in
-    wgrad too; A itself only gets the gradient. `bias` is [N], [G, N] for one per group, or [M, N] for one per
-    row; where M is G, per row.
+    `prequantized_A` is A quantized in blocks of 1x32: qdata, and the scales as e8m0 or bytes. It is used instead of A in forward
+    and wgrad; A only receives the gradient. `bias` is [N], [G, N] for one per group, or [M, N] for one per row. If M equals G, a
+    bias of that shape is one per row.
     """
     op = "_to_mxfp8_then_scaled_grouped_mm"
     recipe = _mxfp8_recipe(kernel_preference, out_dtype, wgrad_with_hp, scale_calculation_mode)
@@ -123,14 +123,18 @@ def _multiply(op: str, A: Tensor, B_t: Tensor, recipe: str, offs: Tensor | None,
     if B_t.dim() != 3:
         raise ValueError(f"{op}: B_t must be [G, K, N], got {tuple(B_t.shape)}")
     w = B_t.transpose(-2, -1)
-    if bias is not None and tuple(bias.shape) in ((1, w.shape[1]), (A.shape[0], w.shape[1])):  # one for all rows, or one per row
+    if bias is not None and tuple(bias.shape) in ((1, w.shape[1]), (A.shape[0], w.shape[1])):  # [1, N] or [M, N]
         y = grouped_mm(A, w, offs, recipe=recipe)
-        return y + bias.to(y.dtype)
+        bias = bias.to(y.dtype)
+        if offs is not None:  # rows past the last group are zero, with a bias too
+            in_groups = torch.arange(y.shape[0], device=y.device).unsqueeze(1) < offs[-1]
+            bias = torch.where(in_groups, bias, torch.zeros((), dtype=y.dtype, device=y.device))
+        return y + bias
     return grouped_mm(A, w, offs, recipe=recipe, bias=bias)
 
 
 def _prequantized(op: str, A: Tensor, parts: tuple[Tensor, Tensor]) -> MXTensor:
-    """An MXTensor of the parts that passes its gradient on to A."""
+    """Makes an MXTensor of qdata and scale whose gradient flows to A."""
     if isinstance(A, MXTensor) or not isinstance(parts, (tuple, list)) or len(parts) != 2:
         raise TypeError(f"{op}: prequantized_A must be (qdata, scale) of A, a plain tensor; an MXTensor is given as A itself")
     qdata, scale = parts
@@ -142,7 +146,7 @@ def _prequantized(op: str, A: Tensor, parts: tuple[Tensor, Tensor]) -> MXTensor:
     return with_gradient_to(A, MXTensor.from_qdata_and_scales(qdata, scale, A.dtype))
 
 
-# Depends on constants only, so torch.compile need not trace it.
+# The result depends on constants only, so torch.compile need not trace this function.
 
 
 @torch.compiler.assume_constant_result
@@ -167,7 +171,7 @@ def to_mx(
     scaling_mode: ScaleCalculationMode = ScaleCalculationMode.FLOOR,
     is_swizzled_scales: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """The scales and then the elements of `MXTensor.to_mx`, in torchao's order and with its default rule."""
+    """Quantizes as `MXTensor.to_mx` does, with torchao's default rule, and returns (scale, qdata) in torchao's order."""
     mx = MXTensor.to_mx(data_hp.detach(), elem_dtype, block_size, scaling_mode, is_swizzled_scales=is_swizzled_scales)
     return mx.scale, mx.qdata
 
@@ -179,7 +183,7 @@ def generate_jagged_offs(
     dtype: torch.dtype = torch.int32,
     device: str | torch.device | None = None,
 ) -> Tensor:
-    """The ends of E groups of random sizes, each a multiple of `multiple_of`, that add up to M rows; for tests and timings."""
+    """The exclusive ends of E groups of random sizes that add up to M rows. Sizes are multiples of `multiple_of`."""
     if M % multiple_of != 0:
         raise ValueError(f"generate_jagged_offs: M must be a multiple of multiple_of, {multiple_of}, got {M}")
     if E > M // multiple_of:
@@ -190,9 +194,9 @@ def generate_jagged_offs(
 
 
 def _convert_module(module: nn.Module, config, *, parameter_name: str | None = None) -> nn.Module:
-    """torchao's quantize_ calls this for every module and parameter that one of its keys matches, the most exact keys first, so
-    a target that is converted already stays as it is. A matrix beside 3D parameters is their bias."""
-    holds_experts = any(target.module is module for target in targets_of(module))
+    """Converts one module or parameter for torchao's quantize_, which calls this for every match of a key, exact keys first. A
+    target that is already converted is therefore left as it is. A 2D parameter beside 3D parameters is their bias."""
+    holds_experts = any(target.module is module and target.parameter.dim() == 3 for target in targets_of(module))
     for target in targets_of(module, named=[parameter_name] if parameter_name and not holds_experts else []):
         wanted = parameter_name is None or (target.module is module and target.name == parameter_name)
         if not wanted or target.obstacle or target.conversion is not None:
@@ -203,7 +207,7 @@ def _convert_module(module: nn.Module, config, *, parameter_name: str | None = N
 
 
 def _register() -> bool:
-    """Registers our configs with torchao's quantize_ and FqnToConfig, if torchao is installed."""
+    """Registers Moxie's configs with torchao's quantize_ and FqnToConfig. Returns False if torchao is not installed."""
     try:
         from torchao.core.config import AOBaseConfig
         from torchao.quantization.transform_module import register_quantize_module_handler

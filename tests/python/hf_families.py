@@ -31,6 +31,7 @@ SIZES = dict(
     n_shared_experts=1, num_shared_experts=1, n_group=1, num_expert_group=1, topk_group=1, first_k_dense_replace=0,
     num_dense_layers=0, moe_layer_start_index=0, zero_expert_num=0, mlp_only_layers=[], max_position_embeddings=128,
     sliding_window=16, linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=16,
+    linear_head_dim=16, linear_num_heads=4, share_expert_dim=64, num_sliding_attention_heads=4,
     mamba_num_heads=8, mamba_n_heads=8, mamba_head_dim=16, mamba_d_head=16, mamba_n_groups=1, n_groups=1, mamba_d_state=16,
     ssm_state_size=16, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, expert_layer_period=1, expert_layer_offset=0,
     hidden_size_per_layer_input=16, vocab_size_per_layer_input=64, num_kv_shared_layers=0, rotary_dim=16, image_size=32,
@@ -50,6 +51,15 @@ OF_FAMILY: dict[str, dict] = {
     "glm4v_moe": dict(rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5,
                                        "mrope_section": [1, 1, 2]}),
     "hunyuan_v1_moe": dict(head_dim=16, num_experts=4, moe_topk=2),
+    "hy_v4": dict(indexer_types=["full", "full"]),
+    "deepseek_ocr2": dict(mlp_layer_types=["sparse", "sparse"], num_experts_per_tok=2),
+    "ernie4_5_vl_moe": dict(head_dim=128),
+    "qwen4_exp": dict(indexer_n_heads=2, indexer_kv_heads=1, indexer_head_dim=16, indexer_budget=16, indexer_compress_ratio=4),
+    "mistral4": dict(num_labels=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 1.0,
+                                      "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 128}),
+    "mistral_large4": dict(kv_source_layers=[0, 1]),
+    "nemotron_h": dict(layers_block_type=["full_attention", "moe"]),
+    "step3p7": dict(sliding_window=16),
     "kimi_linear": dict(layer_types=["linear_attention", "full_attention"]),
     "llama4": dict(moe_layers=[0, 1]),
     "lfm2_moe": dict(layer_types=ATTENTION, num_dense_layers=0),
@@ -141,5 +151,6 @@ def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
 
 
 def experts_of(model: nn.Module) -> list[str]:
-    """Names of the parameters of experts that are 3D."""
-    return [name for name, p in model.named_parameters() if p.dim() == 3 and re.search(r"experts|(in|out)put_linear", name)]
+    """Names of the parameters of experts that are 3D, but for those that only pictures reach."""
+    pattern = re.compile(r"^(?!.*vision_moe).*(experts|(in|out)put_linear)")
+    return [name for name, p in model.named_parameters() if p.dim() == 3 and pattern.search(name)]

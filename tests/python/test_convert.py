@@ -19,7 +19,7 @@ LINEAR = moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CU
 TITAN = [f"layers.0.moe.experts.{name}" for name in ("w1", "w3", "w2")]
 LINEARS = ["layers.0.attention.wq", "layers.0.attention.wo", "layers.0.moe.shared_expert.up", "layers.0.moe.shared_expert.down"]
 
-MODES = {  # what to ask for, and what is converted
+MODES = {  # name -> (arguments of quantize_, what must be converted)
     "experts": (GROUPED, TITAN),
     "linears": (LINEAR, LINEARS),
     "both": ("mxfp8_rceil_128", LINEARS[:2] + TITAN + LINEARS[2:]),
@@ -77,7 +77,7 @@ def test_a_stock_model_converts_trains_saves_and_loads(mode):
     again.load_state_dict(plain.state_dict())  # and back
     with torch.no_grad():
         assert torch.equal(again(batch()), model(batch()))
-        assert not torch.equal(plain(batch()), model(batch()))  # quantization shows
+        assert not torch.equal(plain(batch()), model(batch()))  # the converted model does quantize
     moxie.unquantize_(model)
     with torch.no_grad():
         assert torch.equal(plain(batch()), model(batch()))
@@ -119,7 +119,7 @@ def test_inductor_agrees_with_eager_and_really_quantizes():
 @pytest.mark.parametrize("compiled", (False, True))
 @pytest.mark.parametrize("experts", (TitanExperts, HuggingExperts))
 def test_both_layouts_of_experts_run_through_moxie(experts, compiled):
-    """Each product of the converted module is that of grouped_mm, bit for bit."""
+    """Each product of the converted module equals that of grouped_mm, bit for bit."""
     torch._dynamo.reset()
     module = experts().bfloat16()
     report = moxie.quantize_(module, GROUPED)
@@ -143,7 +143,7 @@ def test_both_layouts_of_experts_run_through_moxie(experts, compiled):
 
 @pytest.mark.parametrize("kind", ({"fused": True}, {"foreach": True}, {"foreach": False}, {}), ids=str)
 def test_optimizers_step_as_on_plain_parameters(kind):
-    """From the same gradients, the same weights; and state that was there before the conversion stays."""
+    """The same gradients give the same weights, and optimizer state from before the conversion is kept."""
     model, plain = make(), make()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2, **kind) for each in (model, plain)]
     for step in range(3):
@@ -218,7 +218,7 @@ def test_assigned_and_materialised_parameters_stay_converted():
 
 
 def test_sharded_parameters_are_converted_when_they_are_gathered(tmp_path):
-    """FSDP2 puts parameters of its own in place of the model's."""
+    """FSDP2 replaces the model's parameters by its own while it computes."""
     distributed = pytest.importorskip("torch.distributed")
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -285,7 +285,7 @@ def test_gradients_and_every_other_op_are_plain():
 def test_products_mean_what_they_mean_in_torch(dtype):
     holder = nn.Module()
     holder.w = nn.Parameter(torch.randn(3, 32, 64, dtype=dtype))
-    moxie.quantize_(holder, moxie.Recipe("none"))  # products through Moxie that round as torch does
+    moxie.quantize_(holder, moxie.Recipe("none"))  # an unquantized recipe: products run through Moxie, and round as torch's do
     w, plain, x = holder.w, holder.w.detach(), torch.randn(10, 64, dtype=dtype)
     vector, matrix = torch.randn(32, dtype=dtype), torch.randn(10, 32, dtype=dtype)
     batched = torch.randn(3, 5, 64, dtype=dtype)
@@ -384,7 +384,7 @@ def test_weight_caches_follow_the_optimizer_and_the_state_dict(experts, weight_c
     report = moxie.quantize_(cached, moxie.FqnToConfig(keys))
     moxie.quantize_(plain, moxie.FqnToConfig({"re:.*experts.*": GROUPED, "re:.*shared_expert.*": LINEAR}))
     assert "cached" in str(report) and cached.state_dict().keys() == plain.state_dict().keys()
-    if experts is HuggingExperts:  # where the product reads the parameter itself; w.bfloat16() is another tensor
+    if experts is HuggingExperts:  # here the product uses the parameter itself, not a bf16 copy of it
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("moxie.converted.grouped_mm", lambda x, *args, quantized_w, **kwargs: x if quantized_w else 1 / 0)
             torch._grouped_mm(

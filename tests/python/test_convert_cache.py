@@ -1,4 +1,4 @@
-"""Weight caches of converted models: when they are used, when that is said, and where they go with the model."""
+"""Weight caches of converted models: when they are used, when there is a warning, and how they move and save with the model."""
 
 import copy
 import io
@@ -38,7 +38,7 @@ def converted(config, seed: int = 0) -> LanguageModel:
 def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # its own, as it is imported
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # torch emits these itself on import
         yield
 
 
@@ -84,7 +84,7 @@ def test_a_cast_that_changes_nothing_keeps_the_cache(no_warnings):
     for cache in (experts.w1_cache, experts.w2_cache, experts.w3_cache):
         cache.qdata.zero_()
     for function in (experts, torch.compile(experts, fullgraph=True, backend="aot_eager")):
-        assert torch.equal(function(x, OFFS)[:7], experts.bias[0].expand(7, -1))  # of the cache, which holds zeros now
+        assert torch.equal(function(x, OFFS)[:7], experts.bias[0].expand(7, -1))  # the cache holds zeros
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,26 @@ def taken():
     moxie.quantize_(experts, moxie.MXFP8GroupedMMConfig(weight_cache=True))
 
 
+class Conv1D(nn.Module):
+    """As in transformers: a linear with its weight transposed."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(64, 96)), nn.Parameter(torch.randn(96))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x, self.weight)
+
+
+class OfConv1D(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.c_attn = Conv1D()
+
+    def forward(self, x):
+        return self.c_attn(x)
+
+
 # fmt: off
 CASES = {
     # Names that match nothing, or nothing that can be converted.
@@ -183,6 +203,19 @@ CASES = {
                                              "1x128; quantize it so, or take a recipe with activations=1x32"),
     "a recipe without blocks": (lambda: moxie.grouped_mm(mx(), W, OFFS, recipe="fp8_rowwise"), ValueError,
                                 "and this recipe has none; x.dequantize() is a plain tensor"),
+    "half precision": (lambda: moxie.MXTensor.to_mx(X).half(), NotImplementedError,
+                       "to(torch.float16) would not be quantized; dequantize().to(torch.float16) gives a plain tensor"),
+    "another dtype of ours": (lambda: moxie.MXTensor.to_mx(X).bfloat16(), NotImplementedError,
+                              "dequantize(torch.bfloat16) gives a plain tensor"),
+    "half precision of elements": (lambda: mx().dequantize(torch.float16), TypeError,
+                                   "dequantize gives torch.bfloat16 or torch.float32, got torch.float16; "
+                                   "dequantize().to(torch.float16) casts it"),
+    # Weights that are matrices outside of linears.
+    "a model of Conv1D": (lambda: moxie.quantize_(OfConv1D(), "mxfp8_rceil"), ValueError,
+                          "c_attn.weight: a matrix outside of an nn.Linear, which an FqnToConfig converts under its whole name"),
+    "a Conv1D by its module": (lambda: moxie.quantize_(OfConv1D(), moxie.FqnToConfig({"c_attn": "mxfp8_rceil"})), ValueError,
+                               "key 'c_attn' converts nothing: str suits nothing that it matches; c_attn.weight is a matrix "
+                               "outside of an nn.Linear, which an FqnToConfig converts under its whole name"),
     # The names of another library.
     "a config of another library": (lambda: _quantize_then_scaled_grouped_mm(X, W.mT, object(), OFFS), TypeError,
                                     "config must be an MXFP8GroupedMMConfig or FP8GroupedMMConfig, got object"),
@@ -213,6 +246,89 @@ def test_nothing_is_converted_when_something_is_refused():
         moxie.quantize_(model, "mxfp8_rceil")
     assert not any(isinstance(module, moxie.MXLinear) for module in model.modules()) and not model._forward_hooks
     assert all(type(parameter) is nn.Parameter for parameter in model.parameters())
+
+
+class Refusing(moxie.nn.GroupedExperts):
+    """Experts that take the recipe they were made with, and no other."""
+
+    def set_recipe_(self, recipe, *, weight_cache=False):
+        if hasattr(self, "recipe"):
+            super().set_recipe_(recipe, weight_cache=weight_cache)  # half done
+            raise ValueError("not this one")
+        super().set_recipe_(recipe, weight_cache=weight_cache)
+
+
+def state_of(model):
+    """All that a conversion may change, but for values."""
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks")
+    modules = {
+        name: (type(module), sorted(module.__dict__), list(module._modules), [len(getattr(module, hook)) for hook in hooks])
+        for name, module in model.named_modules()
+    }
+    parameters = {
+        name: (id(parameter), type(parameter), sorted(parameter.__dict__)) for name, parameter in model.named_parameters()
+    }
+    recipes = {name: getattr(module, "recipe", None) for name, module in model.named_modules()}
+    return modules, parameters, recipes
+
+
+@pytest.mark.parametrize("before", (None, "mxfp8_floor"), ids=("plain", "converted before"))
+@pytest.mark.parametrize("cached", (False, True))
+def test_a_call_that_is_refused_midway_changes_nothing(before, cached):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.experts, self.own = nn.Linear(64, 64), TitanExperts(), moxie.nn.GroupedExperts(64, 32, 2)
+            self.last, self.after = Refusing(64, 32, 2), nn.Linear(64, 64)
+
+        def forward(self, x):
+            offs = torch.tensor([1, 2, 3, 8], dtype=torch.int32)
+            y = torch._grouped_mm(self.first(x), self.experts.w1.mT, offs=offs)
+            return y, self.own(self.after(x), offs[2:])
+
+    model, x = Model(), torch.randn(8, 64)
+    if before:
+        report = moxie.quantize_(model, moxie.FqnToConfig({"last": None, "_default": before}))
+    expected = model(x)  # first: it ends the hook that warns of what is not used
+    state = state_of(model)
+    with pytest.raises(ValueError, match="not this one"):
+        config = moxie.MXFP8GroupedMMConfig(weight_cache=cached)
+        linear = moxie.MXLinearConfig(weight_cache=cached)
+        moxie.quantize_(model, moxie.FqnToConfig({"re:first|after": linear, "_default": config}))
+    assert state_of(model) == state
+    assert all(torch.equal(y, of) for y, of in zip(model(x), expected))
+    if before:
+        assert not any(entry.conversion.ended for entry in report.entries if entry.conversion is not None)
+        assert sorted(moxie.participation(model).forward) == ["after", "experts.w1", "first", "own"]
+    moxie.quantize_(model, moxie.FqnToConfig({"last": None, "_default": "mxfp8_rceil"}))  # and the next call is right
+    assert model.first.conversion.recipe == model.own.recipe and model.own.recipe.startswith("mxfp8_rceil:")
+
+
+def test_a_conv1d_converts_under_its_whole_name_and_is_listed_otherwise():
+    model = nn.ModuleDict({"of": OfConv1D(), "up": nn.Linear(64, 64)})
+    report = moxie.quantize_(model, "mxfp8_rceil")
+    assert "weight  parameter 64x96  left alone: a matrix outside of an nn.Linear" in str(report)
+    model, x = OfConv1D(), torch.randn(8, 64)
+    moxie.quantize_(model, moxie.FqnToConfig({"c_attn.weight": "mxfp8_rceil"}))
+    conv = model.c_attn
+    expected = moxie.grouped_mm(x, conv.weight.detach().t().unsqueeze(0), recipe="mxfp8_rceil", bias=conv.bias)
+    assert torch.equal(model(x), expected)
+
+
+def test_experts_that_are_matrices_are_listed():
+    class ExpertGLU(nn.Module):
+        """As in DBRX: the matrices of all experts, one below the other."""
+
+        def __init__(self):
+            super().__init__()
+            self.w1, self.w1_bias = nn.Parameter(torch.randn(4 * 96, 64)), nn.Parameter(torch.randn(64, 96))
+
+    model = nn.ModuleDict({"experts": ExpertGLU(), "up": nn.Linear(64, 64)})
+    report = moxie.quantize_(model, "mxfp8_rceil")
+    reasons = {entry.fqn: entry.reason for entry in report.entries}
+    assert list(reasons) == ["experts.w1", "up"] and "an FqnToConfig converts under its whole name" in reasons["experts.w1"]
+    moxie.quantize_(model, moxie.FqnToConfig({"experts.w1": "mxfp8_rceil"}))
+    assert type(model.experts.w1).__name__ == "ConvertedParameter"
 
 
 def test_a_key_that_others_leave_nothing_to_is_warned_of():

@@ -25,13 +25,13 @@ def test_the_more_exact_key_wins():
     w1, w3, w2 = TITAN
     found = converted_with({"re:.*moe.experts": rules["even"], "re:.*experts.w[12]": rules["ceil"], w1: rules["floor"]})
     assert found == {w1: "floor", w2: "ceil", w3: "even"}
-    # An exact module is above every pattern; None leaves alone; the default is last.
+    # An exact module name wins over every pattern, None leaves a target alone, and _default comes last.
     found = converted_with({"re:.*": rules["even"], "layers.0.moe.experts": rules["ceil"], w2: None, "layers.0.attention": None})
     assert found[w1] == found[w3] == "ceil" and w2 not in found
     assert not any("attention" in name for name in found) and found["output"] == "even"
     found = converted_with({"_default": "mxfp8_floor", "re:.*experts": None})
     assert found["layers.0.attention.wk"] == "floor" and not set(TITAN) & set(found)
-    # The nearest module decides, and the first pattern that matches.
+    # Among exact names the nearest module wins; among patterns the first that matches.
     assert converted_with({"layers.0": None, "layers.0.moe.experts": rules["ceil"]}) == dict.fromkeys(TITAN, "ceil")
     assert set(converted_with({"re:.*w1": rules["ceil"], "re:.*w.*": rules["floor"]}).values()) == {"ceil", "floor"}
 
@@ -41,7 +41,7 @@ def test_filter_fn_chooses_modules():
     report = moxie.quantize_(model, GROUPED, filter_fn=lambda module, fqn: "experts" in fqn and "layers.1" in fqn)
     assert report.converted == [name.replace("layers.0", "layers.1") for name in TITAN]
     report = moxie.quantize_(make(), LINEAR, lambda module, fqn: isinstance(module, nn.Linear))
-    assert len(report.converted) == 8 and "output" in report.converted  # a filter has the last word
+    assert len(report.converted) == 8 and "output" in report.converted  # filter_fn overrides the skip list
 
 
 def test_the_skip_list_is_that_of_language_models_and_can_be_changed():

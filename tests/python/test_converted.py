@@ -1,4 +1,4 @@
-"""Converted parameters: every way a model writes its product finds the conversion, and shared parameters stay shared."""
+"""Converted parameters multiply through Moxie in every way that models write products, and shared parameters stay shared."""
 
 import copy
 import io
@@ -61,7 +61,7 @@ def test_views_and_copies_keep_the_conversion(view):
 
 
 class Looped(nn.Module):
-    """Experts one by one, or all on all tokens; parameters [E, in, out] with biases."""
+    """Experts applied in a loop, or all experts to all tokens; parameters are [E, in, out], with biases."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +162,7 @@ def test_a_product_of_two_weights_is_torchs_own():
 
 
 def test_an_operator_says_what_is_wrong():
-    """Python takes a TypeError for an operator that is not defined."""
+    """torch turns a TypeError inside `@` into "operator not defined"; Moxie's own message must survive."""
     with pytest.raises(RuntimeError, match="x must be torch.bfloat16 or torch.float32, got torch.float16"):
         X.half() @ converted().w1[0].t()
 
@@ -221,8 +221,8 @@ def test_parameters_and_copies_are_saved_as_plain_ones():
 
 
 def pickle_with_old_names(module: nn.Module) -> bytes:
-    """The pickle that was written when moxie.convert_parameter was moxie.experts and `transposed` was `turned`."""
-    text = pickle.dumps(module, protocol=0)  # it ends names with line breaks, so that their lengths may change
+    """The pickle that an older version wrote: moxie.convert_parameter was called moxie.experts, and `transposed` `turned`."""
+    text = pickle.dumps(module, protocol=0)  # protocol 0 ends names with line breaks, so they can be replaced by longer ones
     for new, old in (
         (b"cmoxie.convert_parameter\ntransposed\n", b"cmoxie.experts\nturned\n"),
         (b"cmoxie.convert_parameter\n", b"cmoxie.experts\n"),

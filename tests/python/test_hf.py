@@ -147,6 +147,19 @@ def test_gpt_oss_agrees_with_the_seams(converted, device, monkeypatch):
         assert sqnr(grads[name], expected_grads[name]) > (18 if converted else 30), name
 
 
+def test_a_cache_of_interleaved_weights_is_not_taken_and_is_warned_of(device):
+    model, plain = (fused(gpt_oss(device=device)) for _ in range(2))
+    cached = moxie.MXFP8GroupedMMConfig(weight_cache="kn")
+    moxie.quantize_(model, moxie.FqnToConfig({r"re:.*\.experts": cached}))
+    moxie.quantize_(plain, moxie.FqnToConfig({r"re:.*\.experts": moxie.MXFP8GroupedMMConfig()}))
+    with pytest.warns(
+        UserWarning, match=r"gate_up_proj: gates and ups alternate in its weight cache.*convert it without weight_cache"
+    ):
+        loss, grads = step(model)
+    expected_loss, expected = step(plain)
+    assert torch.equal(loss, expected_loss) and all(torch.equal(grads[name], expected[name]) for name in expected)
+
+
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("implementation", ("grouped_mm", "moxie"))
 def test_a_compiled_model_is_quantized_whatever_its_dtype(dtype, implementation):
