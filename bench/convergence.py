@@ -3,9 +3,10 @@
 
     bench/convergence.py [--program build/cuda/bin/moxie] [--runs runs/convergence] [--jobs 3] [--collect] [--out FILE]
 
-Runs `moxie compare` of bf16 with RECIPES and with a broken recipe, 5 seeds each. The upper end of the interval must be at most
-1 % for RECIPES, and above 1 % for the broken one. If there is a GPU, it also trains 200 steps on the GPU and on the CPU, with
-three seeds. Finished runs are kept, so the command can be repeated; --collect only reads them.
+Runs `moxie compare` of bf16 with RECIPES and with a broken recipe, 5 seeds each, and of bf16 with KEPT_IN_FP8 while both keep h
+in FP8 for backward. The upper end of the interval must be at most 1 %, and above 1 % for the broken recipe. If there is a GPU,
+it also trains 200 steps on the GPU and on the CPU, with three seeds. Finished runs are kept, so the command can be repeated;
+--collect only reads them.
 """
 
 import argparse
@@ -20,7 +21,8 @@ import sys
 import harness  # before torch
 
 RECIPES = ("mxfp8_rceil", "mxfp8_rceil_128")
-COMPARED = "compare"  # folder
+KEPT_IN_FP8 = "mxfp8_rceil_128"
+COMPARED = {"h": "compare", "h_fp8": "compare-h_fp8"}  # folder, by what is kept for backward
 MOST_PERCENT = 1.0  # the limit for the upper end of the interval
 BROKEN = "broken_scales"  # a control: scales one power of two too small must fail the check
 SEEDS = 5
@@ -41,9 +43,12 @@ def command(program: str, words: list[str], folder: pathlib.Path, first: list[st
 
 def commands(options: argparse.Namespace) -> list[tuple[pathlib.Path, list[str]]]:
     """All command lines, each with the file that it writes at its end."""
-    folder = options.runs / COMPARED
-    first = ["--recipes", "bf16", *RECIPES, BROKEN, "--seeds", str(SEEDS), "--threads", "1"]
-    jobs = [(folder / "compare.json", command(options.program, ["compare"], folder, first, "plan.json"))]
+    jobs = []
+    for kept, name in COMPARED.items():
+        folder = options.runs / name
+        recipes = [*RECIPES, BROKEN] if kept == "h" else [KEPT_IN_FP8]
+        first = ["--recipes", "bf16", *recipes, "--seeds", str(SEEDS), "--threads", "1", "--kept-activations", kept]
+        jobs.append((folder / "compare.json", command(options.program, ["compare"], folder, first, "plan.json")))
     if options.device == "cuda":
         for seed, recipe, device in itertools.product(CURVE_SEEDS, CURVE_RECIPES, ("cpu", "cuda")):
             folder = curve_folder(options.runs, device, recipe, seed)
@@ -59,13 +64,14 @@ def run(result: pathlib.Path, command: list[str]) -> None:
     print(" ".join(command), flush=True)
 
 
-def compared(folder: pathlib.Path) -> list[dict]:
+def compared(folder: pathlib.Path, kept: str) -> list[dict]:
     """One entry per recipe except the base."""
     found = json.loads((folder / "compare.json").read_text())
     base, *recipes = found["recipes"]
     return [
         {
             "recipe": recipe["recipe"],
+            "kept": kept,
             "eval_loss": recipe["eval_loss"],
             "base_eval_loss": base["eval_loss"],
             "bigram_entropy": found["bigram_entropy"],
@@ -108,14 +114,14 @@ def main() -> int:
         with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
             list(pool.map(lambda job: run(*job), [job for job in commands(options) if not job[0].exists()]))
     report = harness.begin_report("bench/convergence.py", options)
-    report["rows"] = compared(options.runs / COMPARED)
+    report["rows"] = [row for kept, name in COMPARED.items() for row in compared(options.runs / name, kept)]
     if curve_folder(options.runs, "cuda", "bf16", 1).exists():
         report["curves"] = [curve(options.runs, recipe) for recipe in CURVE_RECIPES]
     harness.write_report(report, options, "convergence")
     lines = [("recipe", "difference to bf16", "95 % interval", "verdict")]
     lines += [
         (
-            row["recipe"],
+            f"{row['recipe']}, {row['kept']} kept",
             f"{row['difference_percent']:+.2f} %",
             "{:+.2f} % to {:+.2f} %".format(*row["interval_percent"]),
             "passes" if row["passes"] else "fails",

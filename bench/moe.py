@@ -125,18 +125,18 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
 
 
 def best_rival(rows: list[dict], shape_name: str) -> dict | None:
-    """The faster of compiled stock torch and SonicMoE, burst and sustained; eager stock torch if neither was measured."""
-    rivals = {row["name"]: row for row in rows}
-    counted = [rivals[name] for name in (COMPILED, SONIC) if name in rivals] or [
-        rivals[name] for name in (STOCK,) if name in rivals
-    ]
+    """The fastest of compiled stock torch and SonicMoE, burst and sustained; eager stock torch if neither was measured."""
+    is_compiled = lambda row: row["name"].startswith(COMPILED)
+    counted = [row for row in rows if is_compiled(row) or row["name"] == SONIC] or [row for row in rows if row["name"] == STOCK]
     if not counted:
         return None
-    best = {"burst": min((row["seconds"]["median"], row["name"]) for row in counted)}
+    fastest = lambda time, rivals: min((time(row), row["name"]) for row in rivals)
+    times = {"burst": lambda row: row["seconds"]["median"]}
     if all("sustained_seconds" in row for row in counted):
-        best["sustained"] = min((row["sustained_seconds"], row["name"]) for row in counted)
+        times["sustained"] = lambda row: row["sustained_seconds"]
+    best = {protocol: fastest(time, counted) for protocol, time in times.items()}
     factor = SONIC_OF_COMPILED.get(shape_name)
-    if factor and COMPILED in rivals and SONIC not in rivals:
+    if factor and all(map(is_compiled, counted)):
         stand_in = f"{SONIC}, taken as {factor} of {COMPILED}"
         best = {protocol: min((seconds, name), (factor * seconds, stand_in)) for protocol, (seconds, name) in best.items()}
     return best

@@ -17,7 +17,7 @@ import moxie
 import moxie.nn
 
 STOCK, COMPILED, SONIC = "stock", "stock compiled", "SonicMoE"
-RIVALS = {"stock": STOCK, "compiled": COMPILED, "sonic": SONIC}
+RIVALS = ("stock", "compiled", "sonic")
 CACHED = ("mxfp8_rceil_128",)  # also timed with cached weights, as in later micro-batches of a step
 
 
@@ -62,28 +62,43 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
     )
 
 
-def stock_forward(x: torch.Tensor, weights: Weights, top_k: int) -> torch.Tensor:
+# How stock torch moves tokens to rows and back. Which way is fastest depends on the shape and on what torch.compile makes of
+# it, so the compiled layer is measured in each, and the fastest counts.
+#   index_select  gathers both ways; a gradient is an index_add
+#   indexing      the same with x[..]; a gradient is an index_put that accumulates
+#   index_add     adds the weighted rows to the tokens; that gradient is a gather
+MOVES = ("index_select", "indexing", "index_add")
+
+
+def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "index_select") -> torch.Tensor:
     """x [T, D]. No synchronization and no data-dependent sizes, so torch.compile makes one graph of it."""
     scores = torch.softmax(x @ weights.gate.T, dim=-1, dtype=torch.float32)
     chosen, ids = scores.topk(top_k)
     chosen = (chosen / chosen.sum(-1, keepdim=True)).to(x.dtype)
     sorted_ids, slot_of = ids.flatten().sort(stable=True)  # R = T * k rows in order of expert
-    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
     experts = torch.arange(weights.gate.shape[0], device=x.device)
     offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
-    # index_select, not x[..]: its gradient is one index_add, while that of x[..] sorts the indices first.
-    rows = x.index_select(0, slot_of // top_k)
+    token_of = slot_of // top_k
+    rows = x[token_of] if move == "indexing" else x.index_select(0, token_of)
     gate, up = torch._grouped_mm(rows, weights.w13.mT, offs=offs).chunk(2, dim=-1)
     rows = torch._grouped_mm(nn.functional.silu(gate) * up, weights.w2.mT, offs=offs)
-    return (rows.index_select(0, row_of).view(*ids.shape, -1) * chosen[..., None]).sum(1)
+    if move == "index_add":
+        weighted = rows * chosen.flatten().index_select(0, slot_of)[:, None]
+        return torch.zeros_like(x).index_add(0, token_of, weighted)
+    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
+    rows = rows[row_of] if move == "indexing" else rows.index_select(0, row_of)
+    return (rows.view(*ids.shape, -1) * chosen[..., None]).sum(1)
 
 
-def stock_line(shape: Shape, weights: Weights, compiled: bool) -> Line:
-    forward = lambda x: stock_forward(x, weights, shape.top_k)
-    if compiled:
-        torch._dynamo.reset()  # one graph per shape; torch would make the second one dynamic
-        forward = torch.compile(forward, dynamic=False, fullgraph=True)
-    return Line(COMPILED if compiled else STOCK, forward, list(vars(weights).values()))
+def stock_line(shape: Shape, weights: Weights, move: str = "index_select") -> Line:
+    return Line(STOCK, lambda x: stock_forward(x, weights, shape.top_k, move), list(vars(weights).values()))
+
+
+def compiled_line(shape: Shape, weights: Weights, move: str) -> Line:
+    line = stock_line(shape, weights, move)
+    return dataclasses.replace(
+        line, name=f"{COMPILED}, {move}", forward=torch.compile(line.forward, dynamic=False, fullgraph=True)
+    )
 
 
 def sonic_line(shape: Shape, weights: Weights) -> Line:
@@ -122,15 +137,16 @@ def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) ->
 
 def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
     """The lines, and the reason for each rival that cannot run here."""
+    torch._dynamo.reset()  # the graphs of another shape; torch would make the second shape's dynamic
     makers = {
-        STOCK: lambda: stock_line(shape, weights, compiled=False),
-        COMPILED: lambda: stock_line(shape, weights, compiled=True),
-        SONIC: lambda: sonic_line(shape, weights),
+        "stock": {STOCK: lambda: stock_line(shape, weights)},
+        "compiled": {f"{COMPILED}, {move}": lambda move=move: compiled_line(shape, weights, move) for move in MOVES},
+        "sonic": {SONIC: lambda: sonic_line(shape, weights)},
     }
     lines, missing = [], {}
-    for name in (RIVALS[rival] for rival in rivals):
+    for name, make in (item for rival in rivals for item in makers[rival].items()):
         try:
-            line = makers[name]()
+            line = make()
             x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
             line.forward(x).backward(torch.randn_like(x))  # compiles
             lines.append(line)

@@ -2,11 +2,12 @@
 
 import pathlib
 
-from doc_tables import about, median_of, table_of
+from doc_tables import about, median_of, source, table_of
 
 OURS = "Moxie mxfp8_rceil_128"
 CACHED = f"{OURS}, weight cache"
 PICTURE = "layer-h200.png"
+RESULTS = ("y", "dx", "dw13", "dw2", "dweights")  # of the layer behind its router
 SHAPE = "tokens x dim x hidden x experts x top-k"
 
 
@@ -31,6 +32,17 @@ def shape_text(lines: dict[str, dict]) -> str:
 
 def milliseconds(row: dict | None) -> str:
     return f"{row['seconds']['median'] * 1e3:.2f}" if row else ""
+
+
+def layer_sqnr_table(report: dict) -> str:
+    sizes = " x ".join(map(str, report["shape"]))
+    rows = [[f"`{row['recipe']}`", f"`{row['kept']}`", *(f"{row[name]:.2f}" for name in RESULTS)] for row in report["rows"]]
+    return table_of(
+        f"{SHAPE}: {sizes}; mean of {report['seeds']} seeds, {report['machine']['name']}, {source(report)}",
+        ["recipe", "kept", *(f"{name}, dB" for name in RESULTS)],
+        rows,
+        words=2,
+    )
 
 
 def layer_table(report: dict) -> str:

@@ -233,12 +233,14 @@ def convergence_table(report: dict) -> str:
     lines = [
         f"{report['machine']['name']}, {report['date'][:10]}, {source(report)}",
         "",
-        "| recipe | held-out loss | bf16's | bigram entropy | difference | 95 % interval | `--require 1 --require-learned` |",
-        "|---|--:|--:|--:|--:|--:|---|",
+        "| recipe | kept | held-out loss | bf16's | bigram entropy | difference | 95 % interval "
+        "| `--require 1 --require-learned` |",
+        "|---|---|--:|--:|--:|--:|--:|---|",
     ]
     for row in report["rows"]:
         lines.append(
-            f"| `{row['recipe']}` | {row['eval_loss']:.4f} | {row['base_eval_loss']:.4f} | {row['bigram_entropy']:.4f} | "
+            f"| `{row['recipe']}` | `{row.get('kept', 'h')}` | "
+            f"{row['eval_loss']:.4f} | {row['base_eval_loss']:.4f} | {row['bigram_entropy']:.4f} | "
             f"{row['difference_percent']:+.2f} % | {row['interval_percent'][0]:+.2f} % to {row['interval_percent'][1]:+.2f} % | "
             f"{'passes' if row['passes'] else 'fails'} |"
         )
@@ -276,12 +278,13 @@ TABLES = [
     ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
     ("docs/kernels/quantize.md", "scales", f"{GPU}/ops.json", scales_table),
     ("docs/kernels/quantize.md", "groups", f"{GPU}/ops_groups.json", groups_table),
-    ("docs/COMPARE.md", "convergence", f"{CPU}/convergence.json", convergence_table),
+    ("docs/COMPARE.md", "convergence", "amd-epyc-2-threads/convergence.json", convergence_table),
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/MOE.md", "layer", f"{GPU}/moe.json", moe_tables.layer_table),
     ("docs/MOE.md", "layer_memory", f"{GPU}/moe.json", moe_tables.memory_table),
     ("docs/MOE.md", "layer_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
     ("docs/MOE.md", "layer_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
+    ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
     *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),
 ]
