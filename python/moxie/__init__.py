@@ -1,7 +1,7 @@
 """MXFP8 for training mixture-of-experts models.
 
-Exact MXFP8 numerics as PyTorch ops, the same on every device. Every op has a function here; `moxie.nn` has the
-modules of a layer, `moxie.stats` what quantization loses, and `moxie.torchao_compat` the names that torchao uses.
+Exact MXFP8 numerics as PyTorch ops, with the same results on every device. Every op has a function here. `moxie.nn` has
+the modules of an MoE layer, `moxie.stats` measures quantization errors, and `moxie.torchao_compat` has torchao's names.
 
 >>> import torch
 >>> import moxie
@@ -11,8 +11,8 @@ modules of a layer, `moxie.stats` what quantization loses, and `moxie.torchao_co
 torch.Size([64, 96])
 """
 
-from moxie import _library as _library  # first: it registers the ops
-from moxie import mx_load as mx_load  # so that torch.load(weights_only=True) knows MXTensor
+from moxie import _library as _library  # must come first: importing it registers the ops
+from moxie import mx_load as mx_load  # lets torch.load(weights_only=True) load an MXTensor
 from moxie.config import (
     FP8GroupedMMConfig,
     FP8GroupedMMRecipe,
@@ -140,12 +140,12 @@ __all__ = [
 
 
 def __getattr__(name: str):
-    # Not before it is asked for: it tells torch._dynamo about itself, whose import takes seconds.
+    # MXTensor is imported on first use only: its module imports torch._dynamo, which takes seconds.
     if name == "MXTensor":
         from moxie.mx_tensor import MXTensor
 
         return MXTensor
-    if name == "cmake_prefix_path":  # not before: a source tree has none
+    if name == "cmake_prefix_path":  # computed on first use, because it raises in a source tree
         from moxie.cmake_prefix import cmake_prefix_path
 
         return cmake_prefix_path()

@@ -23,8 +23,8 @@ def _check_torch() -> None:
         )
     if version > _major_minor(NEWEST):
         warnings.warn(
-            f"moxie is tested with torch {OLDEST} to {NEWEST}, and this is torch {torch.__version__}. It goes on; "
-            "warnings.filterwarnings('ignore', message='moxie is tested') silences this.",
+            f"moxie is tested with torch {OLDEST} to {NEWEST}, and this is torch {torch.__version__}. It may still work; "
+            "warnings.filterwarnings('ignore', message='moxie is tested') silences this warning.",
             stacklevel=2,
         )
 
@@ -36,8 +36,8 @@ def _path() -> pathlib.Path:
 
 
 def _check_built_with(path: pathlib.Path) -> None:
-    """Refuses another torch than that of the build, before the loader fails on a symbol or, worse, does not. An installed library
-    has the version beside it."""
+    """Refuses a torch version other than the one the library was built with. Without this check, loading would fail with a
+    missing symbol, or succeed and crash later. The install writes the version to a file beside the library."""
     file = path.parent / "built_with_torch"
     if not file.is_file():
         return
@@ -70,8 +70,8 @@ def load() -> None:
 
 
 def _tag_compile_cache(path: pathlib.Path) -> None:
-    """torch.compile caches graphs on disk and does not know our library: a graph of another build could call an op that has
-    changed since. The tag is part of every key of that cache.
+    """Makes this build of the library part of every key of torch.compile's cache on disk. Otherwise a graph cached with an
+    older build could call an op that has changed since.
     """
     file = path.stat()
     config = torch.compiler.config

@@ -1,8 +1,8 @@
 """Configs for `quantize_`, with torchao's names and fields. Each config stands for a `moxie.Recipe`.
 
-A config compares by value. Its fields may be assigned to, and are checked then as in the constructor: a value that is refused
-leaves the config as it was. Fields that are legal only together are changed by `dataclasses.replace`. A converted model keeps
-the config that it was converted with.
+Configs compare by value. Assigning to a field checks the value as the constructor does; if it is refused, the config does not
+change. Use `dataclasses.replace` to change several fields that are legal only together. A converted model keeps a copy of its
+config, so later assignments do not affect it.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from moxie.recipe import Recipe, recipe_names
 
 
 class KernelPreference(str, enum.Enum):
-    """auto: the fastest kernels of the device. emulated: decode, then the device's own bf16 product, on any device.
+    """auto: the fastest kernels of the device. emulated: decodes FP8 to bf16, then uses torch's bf16 product; on any device.
 
     >>> moxie.MXFP8GroupedMMConfig(kernel_preference="emulated").kernel_preference is moxie.KernelPreference.EMULATED
     True
@@ -27,7 +27,7 @@ class KernelPreference(str, enum.Enum):
 
 
 class ScaleCalculationMode(str, enum.Enum):
-    """How the largest magnitude of a block picks its scale: a `rule` of the quantizers.
+    """How the scale of a block follows from its largest magnitude. The ops call this the `rule`.
 
     >>> moxie.MXLinearConfig(scale_calculation_mode=moxie.ScaleCalculationMode.FLOOR).to_recipe().rule
     'floor'
@@ -68,7 +68,7 @@ class FP8GroupedMMRecipe(str, enum.Enum):
 
 
 class MXLinearRecipeName(str, enum.Enum):
-    """Names of recipes for linears. torchao's names of libraries (cublas) choose none: every recipe takes the fastest kernels.
+    """Names of recipes for linears. "cublas" in torchao's names has no meaning here: every recipe uses the fastest kernels.
 
     >>> moxie.MXLinearConfig.from_recipe_name(moxie.MXLinearRecipeName.MXFP8_CUBLAS).to_recipe().rule
     'floor'
@@ -82,14 +82,14 @@ class MXLinearRecipeName(str, enum.Enum):
 
 
 class MXFP8Dim0CastKernelChoice(enum.Enum):
-    """torchao's choice of a quantizer. Accepted, and without effect: there is one quantizer, the fastest of the device."""
+    """torchao's choice of a quantization kernel. Accepted but ignored: Moxie has one such kernel per device."""
 
     TRITON = "triton"
     TORCH = "torch"
 
 
 class MXFP8Dim1CastKernelChoice(enum.Enum):
-    """The same for the transposed form."""
+    """torchao's choice of a quantization kernel for the transposed form. Accepted but ignored."""
 
     TRITON = "triton"
     CUDA = "cuda"
@@ -100,7 +100,7 @@ class MXFP8Dim1CastKernelChoice(enum.Enum):
 
 WeightCacheField = Literal[False, True, "kn"]
 
-# torchao's names of linear recipes that are not ours, and the recipe of each.
+# Maps torchao's names of recipes for linears to Moxie's names, where they differ.
 _LINEAR_RECIPES = {
     "mxfp8_emulated": "mxfp8_emulated_floor",
     "mxfp8_cublas": "mxfp8_floor",
@@ -109,7 +109,7 @@ _LINEAR_RECIPES = {
 
 
 def _text(value: object) -> str:
-    """The value of an enum (ours, or another library's of the same name), or the text itself."""
+    """Returns the value of an enum member (Moxie's or torchao's) or a string, in lower case."""
     return str(value.value if isinstance(value, enum.Enum) else value).lower()
 
 
@@ -147,12 +147,14 @@ def _recipe_from(op: str, recipe: object, kinds: tuple[type[enum.Enum], ...]) ->
 
 @dataclasses.dataclass(unsafe_hash=True)
 class _Config:
-    """What all configs share: an illegal combination is refused where it is made, not in the first forward."""
+    """The base of all configs. An illegal combination of fields raises when the config is made, not in the first forward."""
 
-    recipe_text: str = dataclasses.field(init=False, repr=False, compare=False)  # a graph can read text
+    # The recipe as text, because code traced by torch.compile can read a string but not a Recipe.
+    recipe_text: str = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self):
-        self.__dict__["recipe_text"] = str(self.to_recipe())  # the last to be set: from here on assignments are checked
+        # Set last: __setattr__ starts to check assignments once recipe_text exists.
+        self.__dict__["recipe_text"] = str(self.to_recipe())
 
     def __setattr__(self, name: str, value: object) -> None:
         if "recipe_text" not in self.__dict__:
@@ -161,7 +163,7 @@ class _Config:
         fields = [field.name for field in dataclasses.fields(self) if field.init]
         if name not in fields:
             if name.endswith("cast_kernel_choice"):
-                return  # torchao's choice of a quantizer, which it assigns to configs that have no such field
+                return  # ignored: torchao assigns its choice of kernel to every config, whether or not the field exists
             raise AttributeError(f"{type(self).__name__}: there is no field {name!r}; there are {', '.join(fields)}")
         changes: dict[str, Any] = {name: value}
         self.__dict__.update(dataclasses.replace(self, **changes).__dict__)
@@ -172,7 +174,7 @@ class _Config:
 
 @dataclasses.dataclass(unsafe_hash=True)
 class GroupedMMConfig(_Config):
-    """The base of the configs for expert parameters; use one of its children.
+    """The base of the configs for expert parameters. Use one of its subclasses.
 
     >>> isinstance(moxie.MXFP8GroupedMMConfig(), moxie.GroupedMMConfig)
     True
@@ -352,7 +354,7 @@ class MXLinearConfig(_Config):
         return _block_recipe("MXLinearConfig", self)
 
 
-# The configs of one target. A recipe, or its name, serves linears and experts alike.
+# Everything that quantize_ accepts as a config. A recipe or its name can convert both linears and experts.
 AnyConfig = GroupedMMConfig | MXLinearConfig | Recipe | str
 
 

@@ -1,4 +1,5 @@
-"""What conversion and products ask about sharding, without importing torch.distributed.tensor or fsdp, which takes a second."""
+"""Questions about sharded tensors and modules, answered without importing torch.distributed, which takes a second, unless the
+caller has imported it already."""
 
 import sys
 from typing import Any
@@ -18,14 +19,14 @@ def any_dtensor(*values: Any) -> bool:
 
 
 def class_of(module: nn.Module) -> type:
-    """The class of the module; of one that FSDP2's fully_shard has given a class of its own, the class before."""
+    """The class of the module. FSDP2's fully_shard replaces a module's class; this returns the class it had before."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     cls = type(module)
     return cls.__bases__[1] if fsdp is not None and len(cls.__bases__) == 2 and cls.__bases__[0] is fsdp.FSDPModule else cls
 
 
 def set_class(module: nn.Module, cls: type) -> None:
-    """Changes the class of the module; one that FSDP2 shards stays so."""
+    """Changes the class of the module. If FSDP2 shards the module, the new class derives from FSDPModule as well."""
     if class_of(module) is not type(module):
         members = {
             name: value for name, value in vars(type(module)).items() if name not in ("__dict__", "__weakref__", "__doc__")
@@ -35,7 +36,7 @@ def set_class(module: nn.Module, cls: type) -> None:
 
 
 def gathered_plain(model: nn.Module) -> set[int]:
-    """The ids of the DTensors that are plain parameters while FSDP2 has gathered them."""
+    """The ids of the sharded parameters that FSDP2 replaces by plain tensors while they are gathered."""
     if "torch.distributed.fsdp" not in sys.modules:
         return set()
     from moxie.distributed.fsdp import sharded_parameters

@@ -1,4 +1,4 @@
-"""What a call would do, and why: the plan of a grouped product."""
+"""moxie.explain: which kernels a grouped product would use, and why."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ _PASSES = ("forward", "dgrad", "wgrad")
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedPass:
-    """One pass: the kernel that multiplies, its operands, and why it takes no faster kernel (empty where it does)."""
+    """One pass: its kernel, its operands a and b, and why no faster kernel is used (empty if this is the fastest)."""
 
     kernel: str
     a: str
@@ -58,10 +58,11 @@ def explain(
     needs_dw: bool = True,
     main_grad: bool = False,
 ) -> Explanation:
-    """What `grouped_mm` does with x [rows, k] and w [groups, n, k], without running it: the kernel and operands of each
-    pass, the reason why no faster kernel runs, and the bytes kept for backward. Without `groups` it is a call without offs.
+    """Explains what `grouped_mm` would do with x [rows, k] and w [groups, n, k], without running it: the kernel and operands of
+    each pass, why no faster kernel is used, and the bytes kept for backward. If `groups` is None, the call is one without offs.
 
-    `device` is the current GPU where there is one, else the CPU. `dtype` is x's, `weight_dtype` is w's (None: as x).
+    `device` defaults to the current GPU, or to the CPU if there is no GPU. `dtype` is the dtype of x, and `weight_dtype` that of
+    w (None: the same as x).
 
     >>> told = moxie.explain("mxfp8_rceil_128", 2048, 7168, rows=8192, groups=8, device="cpu")
     >>> told.forward.kernel, told.forward.reason

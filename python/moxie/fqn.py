@@ -1,4 +1,4 @@
-"""FqnToConfig: from names to configs, and which name wins."""
+"""FqnToConfig maps names to configs; this file also decides which key wins if several match."""
 
 import dataclasses
 import difflib
@@ -14,10 +14,10 @@ DEFAULT = "_default"
 class FqnToConfig:
     """Maps fully qualified names of parameters and modules to configs. None leaves a target alone.
 
-    A key is an exact name, or `re:` and a pattern that matches a whole name. A module's config holds for all that is in it. Of
-    the keys that match, these win, in this order: the parameter's exact name; the exact name of its module, or of the nearest
-    one around it; the first pattern that matches the parameter; the first that matches its module, or the nearest one around
-    it; `_default`.
+    A key is an exact name, or `re:` and a pattern that must match a whole name. A key that names a module applies to everything
+    inside it. If several keys match a parameter, the first of these wins: the parameter's exact name; the exact name of its
+    module, or of the nearest enclosing module; the first pattern that matches the parameter; the first pattern that matches its
+    module, or the nearest enclosing module; `_default`.
 
     >>> config = moxie.FqnToConfig({
     ...     "re:.*experts.*": moxie.MXFP8GroupedMMConfig.from_recipe("mxfp8_rceil"),
@@ -27,7 +27,7 @@ class FqnToConfig:
     """
 
     fqn_to_config: dict[str, AnyConfig | None] = dataclasses.field(default_factory=dict)
-    module_fqn_to_config: dict[str, AnyConfig | None] | None = None  # the older name of the same
+    module_fqn_to_config: dict[str, AnyConfig | None] | None = None  # torchao's older name of fqn_to_config
     version: int = 1
 
     def __post_init__(self):
@@ -56,13 +56,13 @@ class FqnToConfig:
 
 
 def _around(fqn: str) -> list[str]:
-    """The module's name and those of the modules around it, nearest first; the root, "", is named by no key."""
+    """The name of the module, then of the modules that enclose it, nearest first. The root is left out: no key can name it."""
     parts = fqn.split(".") if fqn else []
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 
 
 def matching_key(config: FqnToConfig, parameter_fqn: str, module_fqn: str) -> str | None:
-    """The key that decides about a parameter, if any does."""
+    """Returns the key that decides how a parameter is converted, or None if no key matches."""
     keys = config.fqn_to_config
     patterns = [key for key in keys if key.startswith("re:")]
     for name in (parameter_fqn, *_around(module_fqn)):
@@ -90,7 +90,8 @@ def closest(key: str, names: list[str]) -> str:
         last = text.rsplit(".", 1)[-1]
         near = [name for name in names if last and last in name][:3]
     if not near and re.search(r"expert|moe|mlp|feed_forward|ffn", text):
-        # Names of the same part in another version of a model: its experts, which were linears and are now parameters, say.
+        # The key may name experts as another version of the model did, such as linears that are now one 3D parameter. Suggest
+        # the names of the experts that the model has.
         found = re.sub(r"\d+", "0", text)
         experts = [name for name in names if re.search(r"(^|\.)experts\.", name)]
         near = difflib.get_close_matches(found, experts, n=3, cutoff=0.0) if experts else []

@@ -1,7 +1,8 @@
-"""Ops of the layer fused with the quantizer of their result. The bytes equal those of the two calls; nothing is kept between.
+"""SwiGLU and permute fused with the quantization of their results. The bytes equal those of two separate calls, but the tensor
+between them is never written to memory.
 
-Blocks, rules and layouts are those of `quantize_rowwise` and `quantize_both` (ops.py). `expert_mlp` calls these itself. Not
-differentiable.
+Blocks, rules and layouts are those of `quantize_rowwise` and `quantize_both` (ops.py). `expert_mlp` uses these ops itself. They
+are not differentiable.
 """
 
 import torch

@@ -1,5 +1,5 @@
-"""Loads a saved MXTensor. Not in mx_tensor.py, which is imported late: torch.load(weights_only=True) must know `rebuild` as soon
-as moxie is imported.
+"""Loads a saved MXTensor. This is a file of its own because torch.load(weights_only=True) must know `rebuild` as soon as moxie is
+imported, while mx_tensor.py, which is slow to import, is imported on first use.
 """
 
 import torch
@@ -9,7 +9,8 @@ from moxie.ops import Block
 
 
 def rebuild(qdata: Tensor, scale: Tensor, dtype: torch.dtype, block: Block, requires_grad: bool) -> Tensor:
-    """Makes an MXTensor of bytes, which pickle and torch.save can both carry. Refuses parts that do not fit each other."""
+    """Makes an MXTensor from qdata and scale as bytes, the form in which pickle and torch.save hold them. Raises if their shapes
+    do not match."""
     from moxie.mx_tensor import MXTensor
 
     parts = qdata.view(torch.float8_e4m3fn), scale.view(torch.float8_e8m0fnu)

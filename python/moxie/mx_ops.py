@@ -1,11 +1,11 @@
-"""torch's own ops on an MXTensor: ops that move values are defined, ops that compute with them are not."""
+"""Implements torch's ops for MXTensor. Only ops that copy, move or view values are implemented; arithmetic raises an error."""
 
 import itertools
 from collections.abc import Callable
 
 import torch
 
-from moxie.mx_tensor import _OP, _ROWS_COLS, MXTensor, transpose
+from moxie.mx_tensor import _DTYPES, _OP, _ROWS_COLS, MXTensor, transpose
 
 _aten = torch.ops.aten
 
@@ -29,7 +29,8 @@ def _clone(func, mx, *, memory_format=None):
 
 def _to_copy(func, mx, *, dtype=None, layout=None, device=None, pin_memory=None, non_blocking=False, memory_format=None):
     if dtype is not None and dtype != mx.dtype:
-        raise NotImplementedError(f"MXTensor: to({dtype}) would not be quantized; dequantize({dtype}) gives a plain tensor")
+        plain = f"dequantize({dtype})" if dtype in _DTYPES else f"dequantize().to({dtype})"
+        raise NotImplementedError(f"{_OP}: to({dtype}) would not be quantized; {plain} gives a plain tensor")
     move = lambda tensor: tensor.to(device=device, non_blocking=non_blocking, copy=True)
     return _like(mx, move(mx.qdata), _on_bytes(mx.scale, move))
 
@@ -70,7 +71,7 @@ def _split(func, mx, sizes, dim=0):
 
 
 def _on_leading(func, mx, dim, *args):
-    """An op on one of the leading dims, which blocks do not extend over: rows too, where blocks are one row tall."""
+    """Applies an op to a dim that no block extends over: a batch dim, or the rows if blocks are one row tall."""
     inserts = func is _aten.unsqueeze.default
     leading = mx.dim() - (1 if _ROWS_COLS[mx.block][0] == 1 else 2) + inserts
     dim = dim + mx.dim() + inserts if dim < 0 else dim
@@ -106,7 +107,7 @@ def _copy_(func, to, source, non_blocking=False):
 
 
 def _grouped_mm(func, x, *args, **kwargs):
-    """grouped_mm without autograd, where only the dtype and the shape of x are used."""
+    """grouped_mm below autograd. The op takes the values from qdata and scale, and only the dtype and shape from x."""
     return func(x.qdata.new_empty((1, 1), dtype=x.dtype).expand(x.shape), *args, **kwargs)
 
 

@@ -1,6 +1,7 @@
 """MXTensor: a quantized tensor that autograd sees in its original dtype.
 
-No FP8 tensor is differentiable here: the gradient of an MXTensor has `orig_dtype`, and goes on to the tensor that was quantized.
+The gradient of an MXTensor has the dtype `orig_dtype`, and flows on to the tensor that was quantized. FP8 tensors themselves have
+no gradient.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from moxie.torchao_objects import parts_from_torchao
 
 _OP = "MXTensor"
 _BLOCKS = {"1x32": (1, 32), "32x32": (32, 32), "1x128": (1, 128), "128x32": (128, 32), "128x128": (128, 128)}
-# The blocks of a transposed MXTensor, which only t() makes.
+# Maps the block of a transposed MXTensor, which only t() makes, to the block before the transpose.
 _TRANSPOSED = {"32x1": "1x32", "32x32": "32x32", "128x1": "1x128", "32x128": "128x32", "128x128": "128x128"}
 _ROWS_COLS = _BLOCKS | {block: _BLOCKS[of][::-1] for block, of in _TRANSPOSED.items()}
 _DTYPES = (torch.bfloat16, torch.float32)
@@ -30,7 +31,7 @@ def _shape_of_scale(shape: torch.Size, block: str) -> tuple[int, ...]:
 
 
 def _block_of(block_size: int | None, block: str) -> str:
-    """`block_size` is torchao's way to say the block."""
+    """Returns the block. torchao's callers give it as `block_size`: 32 is 1x32, 128 is 1x128."""
     if block_size is None:
         return block
     if block_size not in (32, 128):
@@ -93,7 +94,7 @@ class MXTensor(Tensor):
     qdata: Tensor
     scale: Tensor
     block: str
-    kernel_preference: Any  # torchao's; kept for its users, and without effect: the recipe of a product says which kernels
+    kernel_preference: Any  # an attribute of torchao's MXTensor, kept but ignored: the recipe chooses the kernels
     act_quant_kwargs = None
     is_swizzled_scales = False
 
@@ -172,7 +173,8 @@ class MXTensor(Tensor):
 
     @property
     def block_size(self) -> int:
-        """The elements that share a scale, in blocks of one row (of one column after `t()`). Others have no one size."""
+        """The number of elements that share a scale, if blocks are one row tall (after `t()`, one column wide). Raises for other
+        blocks."""
         if 1 not in _ROWS_COLS[self.block]:
             raise AttributeError(f"{_OP}: blocks of {self.block} have no block_size; `block` is their shape")
         return max(_ROWS_COLS[self.block])
@@ -200,7 +202,7 @@ class MXTensor(Tensor):
         return memo[id(self)]
 
     def share_memory_(self) -> "MXTensor":
-        """Shares the memory of qdata and scale with other processes; the wrapper itself has none."""
+        """Moves qdata and scale to shared memory. The MXTensor itself has no memory of its own."""
         for part in (self.qdata, self.scale):
             part.share_memory_()
         return self
@@ -249,7 +251,7 @@ def is_transposed(mx: MXTensor) -> bool:
 
 
 def transpose(mx: MXTensor) -> MXTensor:
-    """A matrix with rows and columns exchanged; nothing moves."""
+    """Transposes a matrix. The result is a view: no data is copied."""
     if mx.dim() != 2:
         raise NotImplementedError(f"{_OP}: t() is defined on matrices alone, got {tuple(mx.shape)}; call dequantize() first")
     rows, cols = _ROWS_COLS[mx.block]
@@ -257,7 +259,8 @@ def transpose(mx: MXTensor) -> MXTensor:
 
 
 def as_matrix(mx: MXTensor) -> tuple[Tensor, Tensor]:
-    """qdata and scale as matrices, or as stacks of them. Leading dims may be joined where blocks are one row tall."""
+    """Returns qdata and scale as matrices, or as stacks of matrices. If blocks are one row tall, leading dims are flattened into
+    the rows."""
     if mx.dim() == 2 or mx.dim() == 3:
         return mx.qdata, mx.scale
     return mx.qdata.reshape(-1, mx.shape[-1]), mx.scale.reshape(-1, mx.scale.shape[-1])
@@ -299,7 +302,7 @@ class _Dequantize(torch.autograd.Function):
         return dy.to(ctx.dtype), None
 
 
-# Dynamo puts calls of these into its graph as they are, so it need not trace how they wrap and unwrap the subclass.
+# Dynamo puts calls of these functions into the graph without tracing them: it cannot trace how they wrap and unwrap the subclass.
 
 
 @allow_in_graph
@@ -322,7 +325,7 @@ def _to_mx(x: Tensor, block: str, rule: str, kernel_preference: Any) -> MXTensor
 
 @allow_in_graph
 def with_gradient_to(x: Tensor, mx: MXTensor) -> MXTensor:
-    """mx, with its gradient passed on to x, which it is the quantized form of."""
+    """Returns mx, the quantized form of x, connected to x so that its gradient flows on to x."""
     return _WithGradientTo.apply(x, mx.qdata, mx.scale, mx.block)
 
 
@@ -330,7 +333,9 @@ def with_gradient_to(x: Tensor, mx: MXTensor) -> MXTensor:
 def _dequantize(mx: MXTensor, dtype: torch.dtype | None) -> Tensor:
     dtype = mx.dtype if dtype is None else dtype
     if dtype not in _DTYPES:
-        raise TypeError(f"{_OP}: dequantize gives torch.bfloat16 or torch.float32, got {dtype}")
+        raise TypeError(
+            f"{_OP}: dequantize gives torch.bfloat16 or torch.float32, got {dtype}; dequantize().to({dtype}) casts it"
+        )
     return _Dequantize.apply(mx, dtype)
 
 
@@ -345,7 +350,7 @@ def multiply(
     quantized_w: Sequence[Tensor] | None,
     main_grad: Tensor | None,
 ) -> Tensor:
-    """grouped_mm of an MXTensor, ours or torchao's. The op takes x for autograd, and qdata and scale for their values."""
+    """grouped_mm of an MXTensor, Moxie's or torchao's. The op uses x for autograd only; its values come from qdata and scale."""
     if not isinstance(x, MXTensor):
         qdata, scale, orig_dtype, block_size = parts_from_torchao(x, "grouped_mm")
         x = _wrap(qdata, scale, orig_dtype, _block_of(block_size, ""), None)

@@ -3,7 +3,7 @@
     x[T, D] -Router-> ids, weights [T, k] -route-> offs [E], slot_of, row_of
             -GroupedExperts (permute, w13, SwiGLU, w2)-> rows [R, D] -unpermute, weighted-> y[T, D]  (+ SharedExperts(x))
 
-R = T * k. No token is dropped and nothing waits for the device.
+R = T * k. No token is dropped, and no module waits for the device.
 """
 
 import functools
@@ -19,7 +19,7 @@ from moxie.dtensors import any_dtensor
 from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
 from moxie.router import Router, check_choice
-from moxie.router import Routing as Routing  # a name of this module, too
+from moxie.router import Routing as Routing  # re-exported: users import it from here
 from moxie.stats import PARTS, STATS
 
 if TYPE_CHECKING:
@@ -28,35 +28,35 @@ if TYPE_CHECKING:
 
 _ops = torch.ops.moxie
 
-Matrices = Tensor | Sequence[Tensor]  # a matrix per expert: stacked, or one by one
+Matrices = Tensor | Sequence[Tensor]  # one matrix per expert: a stacked tensor, or a list
 
 
 class Uncast:
-    """Carries a tensor into a module as it is: FSDP2's mixed precision casts the tensors among a module's arguments."""
+    """Wraps a tensor argument of a module, so that FSDP2's mixed precision, which casts tensor arguments, does not see it."""
 
     def __init__(self, tensor: Tensor):
         self.tensor = tensor
 
 
 class GroupedExperts(nn.Module):
-    """The MLPs of all experts: w13 [E, 2F, D], the gate above the up projection, and w2 [E, D, F].
+    """The MLPs of all experts: w13 [E, 2F, D], the gate rows before the up rows, and w2 [E, D, F].
 
-    `activation` is that of `moxie.swiglu`. `bias` gives b13 [E, 2F] and b2 [E, D]. `transposed` stores w13 as [E, D, 2F] and w2
-    as [E, F, D]; `w13_layout="interleaved"` lets rows of gate and up alternate in w13 and b13 (columns, where transposed).
-    `main_grad`: backward adds to `w13.main_grad` and `w2.main_grad`, f32 tensors of their shape that you have set, and leaves
-    their `.grad` alone.
+    `activation` is that of `moxie.swiglu`. `bias` adds b13 [E, 2F] and b2 [E, D]. `transposed` stores w13 as [E, D, 2F] and w2
+    as [E, F, D]. With `w13_layout="interleaved"`, gate and up rows alternate in w13 and b13 (columns of w13, if transposed).
+    With `main_grad`, backward adds to `w13.main_grad` and `w2.main_grad`, f32 tensors that you provide, and leaves `.grad` alone.
 
-    Backward needs h, the result of w13: `keep` says in what form it waits, "h" as it is or "h_fp8" in FP8 (docs/MOE.md).
-    `weight_cache` keeps both quantized; refresh them after each optimizer step (`refresh_after(optimizer)`, `refresh_()`).
-    While `collect_stats` is on, forward and backward add quantization errors to `stats`, f64 [2, 6, 5]: the products with
-    w13 and w2, their operands (`moxie.stats.PARTS`), and the sums of `moxie.stats.STATS`. Results do not change.
+    Backward needs h, the result of the product with w13. `keep` chooses how it is stored: "h" unchanged, "h_fp8" in FP8
+    (docs/MOE.md). `weight_cache` keeps w13 and w2 quantized; refresh the caches after each optimizer step, with
+    `refresh_after(optimizer)` or `refresh_()`. While `collect_stats` is on, forward and backward add quantization errors to
+    `stats`, f64 [2, 6, 5]: one entry per product (w13, w2), operand (`moxie.stats.PARTS`) and sum (`moxie.stats.STATS`). The
+    results of the layer do not change.
 
     >>> experts = moxie.nn.GroupedExperts(64, 96, num_experts=2)
     >>> experts(torch.randn(5, 64), torch.tensor([2, 5], dtype=torch.int32)).shape
     torch.Size([5, 64])
     """
 
-    # Pickles that are older than these choices have none of them.
+    # Defaults as class attributes, because older pickles lack these fields.
     keep: Literal["h", "h_fp8"] = "h"
     activation: Activation = "swiglu"
     w13_layout: gemm.W13Layout = "concatenated"
@@ -67,9 +67,9 @@ class GroupedExperts(nn.Module):
     b13: nn.Parameter | None
     b2: nn.Parameter | None
     stats: Tensor
-    # Where quantize_ has given the experts another recipe:
+    # Set only if quantize_ has changed the recipe:
     _conversion: "Conversion"
-    _recipe_before: tuple[str, bool]  # and whether there was a weight cache
+    _recipe_before: tuple[str, bool]  # the recipe before that, and whether there was a weight cache
 
     def __init__(
         self,
@@ -110,11 +110,11 @@ class GroupedExperts(nn.Module):
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        for name in ("b13", "b2"):  # which older pickles do not have
+        for name in ("b13", "b2"):  # older pickles lack these entries
             self._parameters.setdefault(name, None)
 
     def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
-        cached = _quantizes(str(recipe)) and weight_cache  # first: it refuses what is no recipe
+        cached = _quantizes(str(recipe)) and weight_cache  # comes first, because it raises for an invalid recipe
         self.recipe = str(recipe)
         stored: dict[str, Any] = {"recipe": recipe, "transposed": self.transposed}
         self.cache13 = gemm.WeightCache(self.w13, w13_layout=self.w13_layout, **stored) if cached else None
@@ -129,7 +129,7 @@ class GroupedExperts(nn.Module):
         self.reset_stats_()
 
     def _as_taken(self, w: Tensor) -> Tensor:
-        """Returns the view [E, out, in] of w13, w2 or a main gradient of theirs."""
+        """Returns w13, w2 or one of their main gradients as a view [E, out, in]."""
         return w.mT if self.transposed else w
 
     def _main_grad(self, name: str) -> Tensor | None:
@@ -149,7 +149,7 @@ class GroupedExperts(nn.Module):
         stats = self.stats
         super()._apply(fn, recurse)
         if self.stats.dtype != torch.float64:
-            self.stats = stats.to(self.stats.device)  # sums of millions, which bf16 cannot hold
+            self.stats = stats.to(self.stats.device)  # keeps f64: sums of millions of elements do not fit bf16
         return self
 
     def forward(
@@ -162,8 +162,8 @@ class GroupedExperts(nn.Module):
         top_k: int = 1,
         weights: Tensor | Uncast | None = None,
     ) -> Tensor:
-        """x is rows [R, D]; with slot_of and row_of, x is tokens [T, D], and the experts take the rows of permute. With weights
-        [T, top_k] too, the result is the weighted sum of each token's rows, [T, D]."""
+        """x is rows [R, D], sorted by expert. If slot_of and row_of are given, x is tokens [T, D], which are permuted first. If
+        weights [T, top_k] is given as well, the result is the weighted sum of each token's rows, [T, D]."""
         weights = weights.tensor if isinstance(weights, Uncast) else weights
         cache13, cache2 = gemm.live_cache(self.cache13, self.w13), gemm.live_cache(self.cache2, self.w2)
         options: dict[str, Any] = {
@@ -187,9 +187,9 @@ class GroupedExperts(nn.Module):
         return _ops.expert_mlp.stats(x, w13, w2, self.stats, offs, **caches, **options)
 
     def refresh_(self) -> None:
-        # By name: the parameters may be other objects by now.
+        # Pass the parameters, because they may have been replaced since the caches were made.
         for cache, weight in ((self.cache13, self.w13), (self.cache2, self.w2)):
-            if cache is not None and not any_dtensor(weight):  # what is sharded is quantized in every forward
+            if cache is not None and not any_dtensor(weight):  # sharded weights are quantized in every forward
                 cache.refresh_(weight)
 
     def refresh_after(self, optimizer: torch.optim.Optimizer):
@@ -212,9 +212,9 @@ class GroupedExperts(nn.Module):
         """Copies weights: w1 (gate) and w3 (up), each [E, F, D], or w13 [E, 2F, D]; w2 [E, D, F]. Lists of matrices work too.
         Biases are b13 [E, 2F] and b2 [E, D].
 
-        `transposed`: matrices are [in, out], as `x @ w` takes them. `interleaved`: outputs of gate and up alternate in w13 and
-        b13. Both are about what is given; how this module stores it does not matter. Omitted weights are unchanged. Shapes are
-        checked first; on error nothing is copied.
+        `transposed` and `interleaved` describe the arguments, not how this module stores its weights. `transposed`: matrices are
+        [in, out], as `x @ w` takes them. `interleaved`: gate and up outputs alternate in w13 and b13. Omitted weights are
+        unchanged. Shapes are checked first; on error nothing is copied.
         """
         if (w1 is None) != (w3 is None) or (w1 is not None and w13 is not None):
             raise ValueError("GroupedExperts.load_weights_: give w1 and w3 together, or w13 alone")
@@ -244,7 +244,7 @@ class GroupedExperts(nn.Module):
 
 
 class SharedExperts(nn.Module):
-    """An MLP that every token goes through: one expert without routing.
+    """An MLP that is applied to every token: one expert without routing.
 
     >>> moxie.nn.SharedExperts(64, 96)(torch.randn(5, 64)).shape
     torch.Size([5, 64])
@@ -292,10 +292,10 @@ class SharedExperts(nn.Module):
 class MoE(nn.Module):
     """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
 
-    `loss` is the router's of the last forward pass: add it to yours. `keep`, `activation`, `bias`, `w13_layout`, `transposed` and
-    `main_grad` are those of GroupedExperts, of the shared expert too. With `ep_group`, a process
-    group or a device mesh of one dimension, its ranks share the experts (docs/EXPERT_PARALLEL.md); `wire` is then how tokens
-    travel: "fp8", the default of recipes that allow it, or "unquantized".
+    `loss` is the router's loss of the last forward pass: add it to the model's loss. `keep`, `activation`, `bias`, `w13_layout`,
+    `transposed` and `main_grad` are those of GroupedExperts, and apply to the shared expert too. `ep_group`, a process group or
+    a one-dimensional device mesh, distributes the experts over its ranks (docs/EXPERT_PARALLEL.md). `wire` is then the format in
+    which tokens are sent: "fp8", the default of recipes that allow it, or "unquantized".
 
     >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
     >>> y = layer(torch.randn(2, 5, 64))
@@ -351,7 +351,7 @@ class MoE(nn.Module):
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "loss": self.loss.detach()}  # a copy has no part in the graph of the last forward
+        return {**self.__dict__, "loss": self.loss.detach()}  # detached, because copy and pickle refuse tensors inside a graph
 
     def refresh_(self) -> None:
         """Quantizes the cached weights again."""
@@ -372,7 +372,7 @@ class MoE(nn.Module):
             return products.on_whole_tokens(self, x)
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.router(tokens)
-        if self.router.has_loss:  # else it stays 0: torch.compile refuses a checkpoint whose forward sets attributes
+        if self.router.has_loss:  # without a loss set no attribute: torch.compile refuses that inside a checkpoint
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
         y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=Uncast(routing.weights))
@@ -383,7 +383,7 @@ class MoE(nn.Module):
 
 def _join(ep_group: Any, wire: "Wire | None", settings: dict[str, Any]) -> "Member | None":
     if ep_group is not None:
-        from moxie import expert_parallel  # here: a torch without torch.distributed has the rest
+        from moxie import expert_parallel  # imported here, because some builds of torch lack torch.distributed
 
         return expert_parallel.join(ep_group, {**settings, "wire": wire})
     if wire is not None:
@@ -406,7 +406,7 @@ def _tensors(cache: gemm.WeightCache | None) -> list[Tensor] | None:
 
 
 def _matrices(name: str, given: Matrices | None, shape: Sequence[int], transposed: bool) -> Tensor | None:
-    """Returns the given weights as [E, out, in]; refuses any other shape."""
+    """Returns the given weights as [E, out, in]. Raises if their shape is wrong."""
     if given is None:
         return None
     w = given if isinstance(given, Tensor) else torch.stack(list(given))

@@ -1,22 +1,22 @@
 """Typed functions over torch.ops.moxie.
 
-Shapes: x is tokens [R, C], whose R rows may fall into G groups of any sizes, or weights [G, N, K].
+x is either tokens [R, C], whose R rows may be divided into G groups of any sizes, or weights [G, N, K].
 
 - `offs`, int32 [G], holds the exclusive end of each group: group g is rows offs[g-1] to offs[g]. Rows past the last end
   belong to no group; results there are zero.
 - `block` is the rows x cols of x that share a scale: 1x32, 32x1, 32x32, 1x128, 128x1, 128x32 or 128x128. Blocks at an edge
-  may be partial, and never reach into another group.
-- `rule` says how a block's largest magnitude picks the scale: rceil, floor, ceil or even.
-- `scale_layout` is plain (row-major), swizzled (the order in which block-scaled tensor cores read it) or quads (the order in
-  which the Hopper GEMM does; for blocks of 128 along the contraction). Name the layout wherever scales are read: shapes
+  may be partial, and never extend into another group.
+- `rule` says how the scale follows from the largest magnitude of a block: rceil, floor, ceil or even.
+- `scale_layout` is plain (row-major), swizzled (the order that block-scaled tensor cores read) or quads (the order that the
+  Hopper GEMM reads; for blocks of 128 along the contraction). Name the layout wherever scales are read: shapes
   do not always tell it (without offs, plain and swizzled scales of 1x32 and 32x1 can have the same shape).
-- Rowwise results keep the order of x. Colwise ones, with `_t` in their names, are stored transposed: [C, R'] with room in R'
-  for the rows of every group rounded up to the block, or [G, K, N].
-- `out` holds tensors to write to, of exactly the shapes and dtypes of the results. Its scales may be uint8, which
-  torch.compile needs where the graph writes a scale into a buffer.
+- Rowwise results keep the order of x. Colwise results, with `_t` in their names, are stored transposed: [G, K, N] for weights,
+  [C, R'] for tokens, where R' has room for every group rounded up to a multiple of the block.
+- `out` holds tensors to write to, with exactly the shapes and dtypes of the results. Its scales may be uint8, which
+  torch.compile needs if the graph writes a scale into a buffer.
 
-qdata is torch.float8_e4m3fn and scale torch.float8_e8m0fnu. Arguments may be strided; results are contiguous. Of these
-functions only `pad_groups` and `unpad_groups` are differentiable.
+qdata is torch.float8_e4m3fn and scale torch.float8_e8m0fnu. Arguments may be strided; results are contiguous. Only `pad_groups`
+and `unpad_groups` are differentiable.
 """
 
 from typing import Literal
@@ -27,7 +27,7 @@ from torch import Tensor
 Block = Literal["1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128"]
 Rule = Literal["rceil", "floor", "ceil", "even"]
 ScaleLayout = Literal["plain", "swizzled", "quads"]
-Activation = Literal["swiglu", "clamped_swiglu"]  # swiglu(h) says what they are
+Activation = Literal["swiglu", "clamped_swiglu"]  # moe.swiglu defines both
 Form = Literal["rowwise", "colwise"]
 
 _ops = torch.ops.moxie
@@ -46,7 +46,7 @@ def _unpack_out(op: str, out: tuple[Tensor, ...], names: str) -> tuple[Tensor, .
 
 
 def _run(name: str, out: tuple[Tensor, ...] | None, results: str, *args, **kwargs):
-    """Calls the op, or its `out` overload if `out` is given; `results` holds the names of the results."""
+    """Calls the op, or its `out` overload if `out` is given. `results` holds the overload's argument names for the outputs."""
     op = getattr(_ops, name)
     if out is None:
         return op(*args, **kwargs)
@@ -202,7 +202,7 @@ def requantize(
     from_layout: ScaleLayout = "plain",
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Makes the colwise form from the rowwise form, without a tensor in bf16 or f32 in memory.
+    """Makes the colwise form from the rowwise form, without a bf16 or f32 tensor between them.
 
     The result is bit-equal to dequantizing to f32 and quantizing again. block and from_layout describe `scale`; colwise_block
     and scale_layout describe the result.
@@ -263,10 +263,10 @@ def quantize_per_col(
 
 
 def swizzle_scale(scale: Tensor, *, offs: Tensor | None = None, form: Form = "rowwise") -> Tensor:
-    """Rearranges plain scales, one per 1 x 32 of an operand, into the order of block-scaled tensor cores (32x4x4 tiles).
+    """Rearranges plain scales, one per 1 x 32 elements, into the order that block-scaled tensor cores read (32x4x4 tiles).
 
-    A stack [G, rows, cols] gives [G, flat]. With offs each group starts a tile of its own; offs counts rows of a rowwise
-    operand and scale columns of a colwise one.
+    A stack [G, rows, cols] gives [G, flat]. With offs each group starts a new tile; offs counts the rows of a rowwise operand,
+    or the scale columns of a colwise operand.
 
     >>> _, scale = moxie.quantize_rowwise(torch.randn(100, 96))
     >>> moxie.swizzle_scale(scale).shape
@@ -294,7 +294,7 @@ def unswizzle_scale(
 
 
 def replicate_scale(scale: Tensor, outer: int, k: int, *, block: Block, form: Form = "rowwise") -> Tensor:
-    """Repeats the scales of a larger block to one per 1 x 32 of the operand [outer, k].
+    """Repeats each scale of a larger block, so that every 1 x 32 elements of the operand [outer, k] have a scale of their own.
 
     >>> _, scale = moxie.quantize_rowwise(torch.randn(4, 256, 512), block="128x128")
     >>> scale.shape, moxie.replicate_scale(scale, 256, 512, block="128x128").shape
@@ -323,8 +323,8 @@ def pad_groups(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Pads each group of rows with zeros to a multiple of alignment: padded, starts, ends.
 
-    Any dtype. The size of padded depends on R and G alone, so nothing waits for offs; group g is rows
-    starts[g] to ends[g] of it (int32 [G]). An empty group stays empty.
+    x may have any dtype. The size of padded depends on R and G only, so nothing waits for offs. starts and ends are int32 [G]:
+    group g is rows starts[g] to ends[g] of padded. An empty group stays empty.
 
     >>> padded, starts, ends = moxie.pad_groups(torch.ones(5, 2), torch.tensor([2, 5], dtype=torch.int32), 4)
     >>> starts.tolist(), ends.tolist(), padded[:8, 0].tolist()

@@ -10,7 +10,7 @@ from moxie.steps import has_hidden_products
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """What a converted linear, parameter or GroupedExperts did in the last step; None where that cannot be known."""
+    """Whether a converted linear, parameter or GroupedExperts multiplied in the last step; None if this is not known."""
 
     fqn: str
     forward: bool | None
@@ -19,7 +19,7 @@ class Part:
 
 @dataclasses.dataclass(frozen=True)
 class Participation:
-    """The result of `participation`. `print` shows it, and names what did not take part.
+    """The result of `participation`. Printing it lists the weights that did not take part.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, "mxfp8_rceil")
@@ -33,26 +33,26 @@ class Participation:
 
     @property
     def forward(self) -> list[str]:
-        """Names of what multiplied through Moxie in the last forward."""
+        """Names of the converted weights that multiplied through Moxie in the last forward."""
         return [part.fqn for part in self.parts if part.forward]
 
     @property
     def backward(self) -> list[str]:
-        """Names of what multiplied through Moxie in the backward of that forward."""
+        """Names of the converted weights that multiplied through Moxie in the backward of that forward."""
         return [part.fqn for part in self.parts if part.backward]
 
     @property
     def missing(self) -> list[str]:
-        """Names of what is converted and did not multiply in the last forward."""
+        """Names of the converted weights that did not multiply in the last forward."""
         return [part.fqn for part in self.parts if part.forward is False]
 
     @property
     def unknown(self) -> list[str]:
-        """Names of what may have multiplied inside a checkpointed part of a graph, which keeps no record."""
+        """Names of the converted weights that may have multiplied inside a checkpointed part of a graph: it keeps no record."""
         return [part.fqn for part in self.parts if part.forward is None]
 
     def check(self) -> "Participation":
-        """Raises where something converted did not multiply in the last forward."""
+        """Raises if a converted weight did not multiply in the last forward."""
         if self.missing:
             raise RuntimeError(f"participation: {', '.join(self.missing)} converted, but not multiplied in the last step")
         return self
@@ -68,9 +68,9 @@ class Participation:
 def participation(model: nn.Module) -> Participation:
     """Which converted weights multiplied through Moxie in the last step, in forward and in backward.
 
-    A step is a forward of the model that was converted and the backward that follows; ask at any time. In a graph of
-    torch.compile that was made with gradients, backward counts with forward. Products inside activation checkpointing in a graph
-    keep no record (`unknown`).
+    A step is a forward of the converted model and the backward that follows. The function can be called at any time. In a graph
+    that torch.compile traced with gradients, a weight that took part in forward counts for backward too. Products inside
+    activation checkpointing in a graph keep no record; they are listed in `unknown`.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, "mxfp8_rceil")
@@ -83,7 +83,7 @@ def participation(model: nn.Module) -> Participation:
 
 
 def conversions_of(model: nn.Module) -> dict[str, Conversion]:
-    """The conversions in a model by name; one of several names is listed under its first."""
+    """Maps names to the conversions in a model. A conversion with several names is listed under its first name."""
     found: dict[str, Conversion] = {}
     seen: set[int] = set()
     for prefix, module in model.named_modules():

@@ -21,10 +21,10 @@ class Recipe:
     """How x, w and dy are quantized. An illegal combination is refused with the reason.
 
     - `scaling`: none (the bf16 baseline), row (one power-of-two f32 scale per row) or block (MXFP8).
-    - `activations`: the block of x and dy where columns are contracted. `weights`: the block of w; a block one row tall is
-      transposed for dgrad, any other serves both passes.
-    - `wgrad_dy`, `wgrad_x`: the blocks of dy and x where rows are contracted. `wgrad_with_hp`: both stay in bf16 instead.
-    - `kernels`: auto, or emulated: decode, then the device's own bf16 product.
+    - `activations`: the block of x in forward and of dy in dgrad. `weights`: the block of w in both; dgrad uses the transpose of
+      a block that is one row tall.
+    - `wgrad_dy`, `wgrad_x`: the blocks of dy and x in wgrad. `wgrad_with_hp`: wgrad uses dy and x in bf16 instead.
+    - `kernels`: auto (the fastest kernels of the device), or emulated (decodes FP8 to bf16, then uses torch's bf16 product).
     - `out`: the dtype of y: bfloat16, float32, or input for the dtype of x.
 
     >>> recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
@@ -47,7 +47,7 @@ class Recipe:
     def __post_init__(self):
         if self.scaling not in _PREFIX:
             raise ValueError(f"Recipe: scaling must be none, row or block, got {self.scaling!r}")
-        _ops._recipe(str(self))  # refuses what is not legal
+        _ops._recipe(str(self))  # raises for an illegal combination of fields
 
     @classmethod
     def from_name(cls, text: str) -> "Recipe":
@@ -66,7 +66,7 @@ class Recipe:
         return cls(scaling=scaling, **fields)
 
     def __str__(self) -> str:
-        """The text that ops take. `from_name` of it returns an equal recipe."""
+        """The recipe as text, the form in which ops take it. `from_name` of this text returns an equal recipe."""
         fields: dict[str, str] = {"kernels": self.kernels, "out": self.out}
         if self.scaling != "none" or self.wgrad_with_hp:
             fields["wgrad_with_hp"] = str(self.wgrad_with_hp).lower()

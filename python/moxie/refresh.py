@@ -14,7 +14,7 @@ def weight_caches(model: nn.Module) -> list[WeightCache]:
 
 
 def refresh_(model: nn.Module) -> None:
-    """Quantizes every cached weight of the model again: call it after any change that no optimizer made.
+    """Quantizes every cached weight of the model again. Call it after weights changed in any way but an optimizer step.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     >>> report = moxie.quantize_(model, moxie.MXLinearConfig(weight_cache=True))
@@ -30,7 +30,7 @@ def refresh_(model: nn.Module) -> None:
 
 
 def _refresh_owned(module: nn.Module) -> list[WeightCache | None]:
-    """Refreshes the caches of a module that owns them, from the parameters that it has now."""
+    """Refreshes the weight caches that the module owns from its current parameters, and returns them."""
     if isinstance(module, GroupedExperts):
         module.refresh_()
         return [module.cache13, module.cache2]

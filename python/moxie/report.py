@@ -12,7 +12,7 @@ from moxie.recipe import Recipe, recipe_names
 
 
 def recipe_label(recipe: str) -> str:
-    """The name of a recipe, with the fields in which it differs from every preset."""
+    """The name of the preset that the recipe equals, or equals but for `out`; otherwise the recipe's whole text."""
     wanted = Recipe.from_name(recipe)
     for ignored in ((), ("out",)):
         for name in recipe_names():
@@ -28,14 +28,14 @@ def recipe_label(recipe: str) -> str:
 
 @dataclasses.dataclass
 class Entry:
-    """A linear, or a parameter of experts."""
+    """One line of the report: a linear, a parameter of experts, or a GroupedExperts module."""
 
     fqn: str
     kind: str  # linear, parameter or experts
     shape: tuple[int, ...]
     numel: int
-    conversion: Conversion | None = None  # of this call, or of one before
-    reason: str = ""  # why this call left it alone
+    conversion: Conversion | None = None  # made by this call of quantize_, or by an earlier one
+    reason: str = ""  # why this call did not convert the target; empty if it did
 
     def __str__(self) -> str:
         what = f"{self.kind} {'x'.join(str(size) for size in self.shape)}"
@@ -95,7 +95,7 @@ class Report:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether the module is compiled. Uses in a graph are not recorded: that would break the graph at every layer."""
+    """Whether the module is compiled. `Conversion.used` is not set in a graph: that would break the graph at every layer."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 

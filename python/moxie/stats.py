@@ -9,11 +9,10 @@ from moxie.recipe import DEFAULT_RECIPE, AnyRecipe
 
 _ops = torch.ops.moxie
 
-# The sums over an operand, in order.
+# The five sums that quantization_stats returns for an operand, in this order; its docstring defines them.
 STATS = ("signal", "noise", "flushed", "clipped", "count")
 
-# The operands of a product: those of forward, the transposed forms that wgrad and dgrad contract, and the gradient, for dgrad
-# and for wgrad.
+# The operands of the three passes: x and w in forward, dy and w_t in dgrad, dy_t and x_t in wgrad.
 PARTS = ("x", "w", "x_t", "w_t", "dy", "dy_t")
 
 Part = Literal["x", "w", "x_t", "w_t", "dy", "dy_t"]
@@ -26,11 +25,12 @@ def quantization_stats(
     recipe: AnyRecipe = DEFAULT_RECIPE,
     part: Part | None = None,
 ) -> Tensor:
-    """f64 [5]: the energy of x and of its quantization error, elements that became 0, elements clipped at 448, elements in all.
+    """Five sums in f64: the squares of x, the squares of its quantization error, and the numbers of elements that became 0, that
+    were clipped at 448, and that were counted.
 
-    `part` says which operand of a product x is: x, w or dy; x_t, w_t or dy_t in the form contracted over rows, whose blocks
-    start again at each group of `offs`. Without it, tokens [R, C] are x and weights [G, N, K] are w. Results of several
-    calls can be added.
+    `part` says which operand of a product x is: x, w or dy in the rowwise form, or x_t, w_t or dy_t in the colwise form, whose
+    blocks start anew at each group of `offs`. By default tokens [R, C] are taken for x and weights [G, N, K] for w. The results
+    of several calls can be added.
 
     >>> stats = moxie.quantization_stats(torch.randn(64, 128), recipe="mxfp8_rceil")
     >>> bool(25 < moxie.sqnr(stats) < 40)
@@ -40,7 +40,7 @@ def quantization_stats(
 
 
 def sqnr(stats: Tensor) -> Tensor:
-    """Signal to noise in dB, [.., 5] -> [..], on the device. Infinite where nothing is lost.
+    """The signal-to-noise ratio in dB of each row of five sums, [.., 5] -> [..]. Infinite if the error is zero.
 
     >>> moxie.sqnr(torch.tensor([[100.0, 1.0, 0.0, 0.0, 10.0], [100.0, 0.0, 0.0, 0.0, 10.0]])).tolist()
     [20.0, inf]

@@ -1,7 +1,7 @@
-"""Which converted weights took part in the last step: the record that every product keeps, in eager mode and in graphs.
+"""Records which converted weights took part in the last step, in eager mode and in graphs.
 
-A step is a forward of the model and the backward that follows. Each step is an object of its own, and a record points at the
-step it belongs to: so nothing is cleared, and a graph holds no number that would change from step to step.
+A step is a forward of the model and the backward that follows. Each step is a new object, and every conversion refers to the last
+step in which it multiplied. Nothing needs to be cleared between steps, and a graph contains no step number that would change.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ class Clock:
     """The steps of one model."""
 
     def __init__(self) -> None:
-        self.step: list = []  # its identity is all that counts; torch.compile makes a new list without a guard on it
-        self.saw_backward = False  # in this step; the next forward begins another
+        self.step: list = []  # only its identity matters; a list, because torch.compile can make a new one without a guard
+        self.saw_backward = False  # whether backward has run in this step; if so, the next forward begins a new step
 
     def begin(self) -> None:
         self.step = []
@@ -27,12 +27,12 @@ class Clock:
 
 
 def _in_backward() -> bool:
-    """Whether backward runs, which repeats a forward that is checkpointed."""
+    """Whether backward is running. Activation checkpointing repeats forwards during backward; these begin no step."""
     return torch._C._current_graph_task_id() != -1
 
 
 class BeginStep:
-    """A forward pre-hook of the model: its forward begins a step."""
+    """A forward pre-hook of the model that begins a new step."""
 
     def __init__(self, clock: Clock):
         self.clock = clock
@@ -43,7 +43,7 @@ class BeginStep:
 
 
 class NoteForward:
-    """A forward hook of a module that multiplies as a whole, such as GroupedExperts."""
+    """A forward hook that records the step for a module that is converted as a whole, such as GroupedExperts."""
 
     def __init__(self, conversion: "Conversion"):
         self.conversion = conversion
@@ -52,8 +52,8 @@ class NoteForward:
         note(self.conversion, out)
 
 
-# Whether some graph has a product inside a part that torch.compile lets change nothing outside itself (activation
-# checkpointing): such products keep no record.
+# Whether some graph has a product inside activation checkpointing. torch.compile allows no side effects there, so such products
+# keep no record.
 _hidden = [False]
 
 
@@ -63,7 +63,7 @@ def has_hidden_products() -> bool:
 
 @torch.compiler.assume_constant_result
 def _may_record() -> bool:
-    """Asked while a graph is traced: whether the code may change an object of Python."""
+    """Whether the code that torch.compile is tracing may assign to attributes of Python objects."""
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
     inside = len(InstructionTranslator.current_tx().output.tracers) > 1
@@ -72,10 +72,10 @@ def _may_record() -> bool:
 
 
 def note(conversion: "Conversion", y: Tensor) -> None:
-    """Records that the conversion multiplied, giving y; its backward is recorded when the gradient of y arrives.
+    """Records that the conversion multiplied and gave y. Backward is recorded when the gradient of y arrives.
 
-    In a graph only assignments are made, which torch.compile repeats after each run, and a graph that is made with gradients
-    counts as one whose backward runs.
+    A graph can only repeat assignments after each run, not register hooks: if it was traced with gradients, its backward is
+    recorded together with its forward.
     """
     if torch.compiler.is_compiling():
         if torch.compiler.is_dynamo_compiling() and _may_record():
@@ -86,7 +86,7 @@ def note(conversion: "Conversion", y: Tensor) -> None:
         return
     clock = conversion.clock
     if clock.saw_backward and not _in_backward():
-        clock.begin()  # the model's own forward was not called, as by wrappers that call one of its parts
+        clock.begin()  # for wrappers that call parts of the model: its own forward, which begins steps, is not called then
     conversion.used = True
     conversion.forward_step = clock.step
     if y.requires_grad and y.grad_fn is not None:

@@ -9,11 +9,11 @@ from moxie.linear import MXLinear
 
 
 class MXFP8Linear(MXLinear):
-    """nn.Linear in MXFP8: blocks of 1x32, the scale rounded up (RCEIL), as torchao's layer of this name.
+    """nn.Linear in MXFP8 with torchao's defaults: blocks of 1x32, and scales rounded up (RCEIL).
 
-    On Hopper blocks of 1x32 have no FP8 product; `config="mxfp8_rceil_128"`, the default of `moxie.MXLinear`, has.
-    Give `config`, or the three arguments kernel_preference, scale_calculation_mode and wgrad_with_hp. These three can be
-    assigned to after construction.
+    Hopper has no FP8 product for blocks of 1x32, so they are decoded to bf16 there; `config="mxfp8_rceil_128"`, the default of
+    `moxie.MXLinear`, uses Hopper's FP8 kernel. Give either `config` or the arguments kernel_preference, scale_calculation_mode
+    and wgrad_with_hp. These three can be assigned to after construction.
 
     >>> from moxie.torchao_compat import MXFP8Linear
     >>> MXFP8Linear(64, 96, bias=False, wgrad_with_hp=True).wgrad_with_hp

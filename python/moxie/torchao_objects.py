@@ -1,4 +1,4 @@
-"""torchao's own configs and tensors, as Moxie's. They are known by their names, so torchao is not imported."""
+"""Converts torchao's configs and tensors to Moxie's. Their classes are recognised by name, so torchao is not imported."""
 
 from typing import TypeVar
 
@@ -38,7 +38,7 @@ def is_torchao(value: object) -> bool:
 
 
 def config_from_torchao(config: Given, op: str) -> Given | AnyConfig:
-    """A training config of torchao as ours, with the same fields. What is not torchao's is returned as it is."""
+    """Converts a training config of torchao to Moxie's config with the same fields. Returns anything else unchanged."""
     if not is_torchao(config) or hasattr(config, "fqn_to_config"):
         return config
     kind = _CONFIGS.get(type(config).__name__)
@@ -51,7 +51,7 @@ def config_from_torchao(config: Given, op: str) -> Given | AnyConfig:
 
 
 def parts_from_torchao(x: Tensor, op: str) -> tuple[Tensor, Tensor, torch.dtype, int]:
-    """qdata, scale, orig_dtype and block_size of torchao's MXTensor."""
+    """Returns qdata, scale, orig_dtype and block_size of a torchao MXTensor."""
     if x.requires_grad:
         raise ValueError(
             f"{op}: torchao's MXTensor passes no gradient on to what was quantized; make x with "

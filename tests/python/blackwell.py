@@ -1,8 +1,7 @@
-"""A stand-in for torch's block-scaled grouped product: it decodes exactly the operands that it is given.
+"""A replacement for torch's block-scaled grouped product on a CPU: it decodes the operands and multiplies in f32.
 
-It knows the layouts of that product from its documentation alone (not from our swizzle), insists on the shapes and strides that
-torch insists on, and leaves NaN wherever the real one leaves memory as it was: rows past the last group, and the results of
-groups without rows.
+It is written from torch's documentation of the layouts, independently of Moxie's swizzle. It checks the shapes and strides that
+torch checks, and writes NaN where torch's kernel writes nothing: rows past the last group, and results of empty groups.
 """
 
 import torch
@@ -46,7 +45,7 @@ def rows_times_weights(a, b, codes_a, codes_b, groups):
     for g, (begin, end) in enumerate(groups):
         left = decoded(a[begin:end], codes_a, start * cols)
         out[begin:end] = (left @ decoded(b[g], codes_b[g], 0).T).bfloat16()
-        start += round_up(end - begin, 128)  # the scales of a group start a tile
+        start += round_up(end - begin, 128)  # the scales of each group start at a new tile of 128 rows
     return out
 
 

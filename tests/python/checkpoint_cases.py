@@ -58,7 +58,7 @@ def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
     optimizer = trained(model, grid["dp"].get_local_rank())
     wanted = state_of(model, optimizer)
     checkpoint.save(folder, 4, model, optimizer, extra={"tokens": 77, "seed": "a"})
-    # Loaded by fewer ranks, with other sharding, then by one; each saves what it has, and all ranks load it again.
+    # Fewer ranks load the checkpoint with another sharding, then one rank does. Each saves it again, and all ranks load that.
     for step, mesh in ((2, smaller), (1, one)):
         other = None
         if world.rank < mesh.size():
@@ -82,7 +82,7 @@ def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
 
 def wrapped(layer: moxie.nn.MoE, wrapper: str) -> nn.Module:
     if wrapper == "DistributedDataParallel":
-        names = ["experts.w13", "experts.w2"]  # which differ between ranks
+        names = ["experts.w13", "experts.w2"]  # the parameters that differ between ranks
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, names)
         return DistributedDataParallel(layer)
     layer.experts = checkpoint_wrapper(layer.experts) if wrapper == "checkpoint_wrapper" else torch.compile(layer.experts)

@@ -1,8 +1,8 @@
-"""Saves checkpoints on two ranks, and is killed while it does, several times: what is valid stays so.
+"""Kills two ranks while they save checkpoints, several times, and checks that complete checkpoints stay valid.
 
     checkpoint_kills.py FOLDER KILLS SEED
 
-torch is imported once; ranks are forks, which have no threads yet when they begin.
+torch is imported once, and ranks are forked from this process before it starts any threads.
 """
 
 import os
@@ -45,7 +45,7 @@ def main(folder: pathlib.Path, kills: int, seed: int) -> None:
                 finally:
                     os._exit(1)
             ranks.append(child)
-        # Until the first save is seen, whenever that is; then a random moment.
+        # Wait for the first save, then for a random time.
         deadline = time.monotonic() + 120
         while not any((folder / "run").glob(f"step-{last + 1:08d}/{checkpoint.MARKER}")) and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""Finds the package, and runs each test that takes `device` on every device there is."""
+"""Finds the moxie package to test, and runs each test that takes `device` on every available device."""
 
 import importlib.util
 import os
@@ -7,8 +7,8 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-# `make test` says which package and library to use. A plain `pytest` in a checkout takes the newest build. (Seen from the
-# root of the repository the C++ folder moxie/ is a namespace package, which has no origin.)
+# `make test` sets the package and library to use. A plain `pytest` in a checkout uses the newest build. (In the root of the
+# repository Python takes the C++ folder moxie/ for a namespace package; its spec has no origin.)
 spec = importlib.util.find_spec("moxie")
 if spec is None or spec.origin is None:
     sys.path.insert(0, str(ROOT / "python"))
@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", DEVICES)
 
 
-# Nearly all tensors here are tiny, and threads that wait for each other cost more than they bring.
+# Nearly all tensors in the tests are tiny, so more threads would only make them slower.
 torch.set_num_threads(1)
 
 
@@ -46,7 +46,7 @@ def seeded():
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
-    """The folder of a run of `moxie train` that nothing interrupted: run/ and weights.safetensors."""
+    """A folder with the result of one uninterrupted `moxie train`: run/ and weights.safetensors."""
     folder = tmp_path_factory.mktemp("finished")
     program.train(folder / "run", save_weights=folder / "weights.safetensors", stats_every=2)
     return folder
@@ -54,6 +54,6 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def sm100():
-    """Every call takes the Blackwell path; gives the dims of the second operand of each product."""
+    """Makes every call take the Blackwell path. Gives a list of the number of dims of each product's second operand."""
     with pretended_gpu("sm100", stand_in) as calls:
         yield calls

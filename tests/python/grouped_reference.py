@@ -1,4 +1,5 @@
-"""What a grouped product must give: the straight-through reference, in f32, from the quantizers and their inverses."""
+"""The reference of a grouped product: quantizes and dequantizes the operands, then multiplies in f32. Gradients treat the
+quantizers as the identity (straight-through)."""
 
 import contextlib
 import dataclasses
@@ -35,7 +36,7 @@ class Problem:
 def gaussian(
     sizes, n: int, k: int, *, tail: int = 0, device: str = "cpu", dtype=torch.bfloat16, w_dtype=None, bias=None, seed: int = 0
 ) -> Problem:
-    """Groups of these sizes and `tail` rows of no group. bias is None, "n" or "gn"."""
+    """A problem with Gaussian values, groups of these sizes, and `tail` rows that are in no group. bias is None, "n" or "gn"."""
     generator = torch.Generator().manual_seed(seed)
     rows, groups = sum(sizes) + tail, len(sizes)
     normal = lambda *shape: torch.randn(shape, generator=generator)
@@ -50,7 +51,7 @@ class Results:
     dx: torch.Tensor | None = None
     dw: torch.Tensor | None = None
     dbias: torch.Tensor | None = None
-    before_bias: torch.Tensor | None = None  # |y| where a bias is yet to be added
+    before_bias: torch.Tensor | None = None  # |y| before the bias is added, if there is one
 
     def __iter__(self):
         return iter((self.y, self.dx, self.dw))
@@ -60,7 +61,7 @@ class Results:
 
 
 def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
-    """Every scale differs from its neighbours: one that is read from another place shows."""
+    """A problem in which every scale differs from its neighbours, so that reading a wrong scale changes the result."""
     problem = gaussian(sizes, n, k, tail=7, **kwargs)
     for t in (problem.x, problem.w, problem.dy):
         t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
@@ -68,7 +69,7 @@ def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
 
 
 def run(problem: Problem, recipe="mxfp8_rceil_128", **kwargs) -> Results:
-    """grouped_mm forward and backward; dy is brought to the dtype of y."""
+    """Runs grouped_mm forward and backward. dy is cast to the dtype of y."""
     x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
     bias = None if problem.bias is None else problem.bias.detach().requires_grad_()
     y = moxie.grouped_mm(x, w, problem.offs, recipe=recipe, bias=bias, **kwargs)
@@ -96,7 +97,7 @@ def decoded_per_row(x, offs):
 
 
 def decoded_per_col(x, problem):
-    """Each group on its own, which is what a scale per column of a group means."""
+    """Quantizes and decodes each group separately, because each column of a group has its own scale."""
     out = torch.zeros(x.shape, device=x.device)
     for begin, end in bounds(problem):
         qdata_t, scale_t = moxie.quantize_per_col(x[begin:end])
@@ -106,7 +107,7 @@ def decoded_per_col(x, problem):
 
 @dataclasses.dataclass
 class Operands:
-    """Each operand of the passes as f32 in its natural order."""
+    """Each operand of the three passes, decoded to f32 and not transposed."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -172,7 +173,7 @@ def products(operands: Operands, problem: Problem) -> Results:
 
 
 def add_bias(y, problem: Problem) -> torch.Tensor:
-    """Adds the bias to y in place; returns its magnitude, row by row."""
+    """Adds the bias to y in place. Returns the magnitude of the bias that each row got."""
     spread = torch.zeros_like(y)
     if problem.bias is not None:
         for g, (begin, end) in enumerate(bounds(problem)):
@@ -201,8 +202,8 @@ def straight_through(problem: Problem, recipe, y_dtype: torch.dtype | None = Non
 
 
 def assert_products_equal(actual, expected, magnitude, what: str = "", before_bias=None) -> None:
-    """Equal up to the order of summation, and to the rounding of the result's own dtype."""
-    # FP8 tensor cores keep fewer bits while they add up what one instruction multiplies.
+    """Asserts that the products differ by no more than the order of summation and the rounding to the result's dtype explain."""
+    # FP8 tensor cores keep fewer bits than f32 while they add the products of one instruction.
     order = 2.0**-18 if actual.device.type == "cpu" else 2.0**-11
     rounding = 2.0**-8 if actual.dtype == torch.bfloat16 else 2.0**-20
     allowed = rounding * expected.abs() + order * magnitude
@@ -227,7 +228,7 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
 
 
 def decoded_product(problem: Problem, recipe: str) -> Results:
-    """The passes in bf16 on what plain scales decode to."""
+    """The three passes as bf16 products of operands that were quantized with plain scales and decoded."""
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
     rowwise = lambda t, block, **of: moxie.dequantize_rowwise(
         *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of
@@ -255,7 +256,8 @@ def assert_same_results(actual, expected, what="") -> None:
 
 @contextlib.contextmanager
 def pretended_gpu(kind: str, stand_in: Callable) -> Iterator[list]:
-    """Chooses kernels as on this GPU. On a CPU, stand_in(calls, ...) replaces torch's grouped product; it may add to `calls`."""
+    """Plans calls as for a GPU of this kind. On a CPU, stand_in(calls, ...) replaces torch's grouped product; it may record
+    calls in the list, which this returns."""
     calls, library = [], torch.library.Library("aten", "IMPL")
     library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
     torch.ops.moxie._pretend_gpu(kind)

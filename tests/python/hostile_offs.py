@@ -1,11 +1,11 @@
-"""Every call that takes offs, with offs as they should not be: what test_hostile_offs.py runs. As a program, on a GPU:
+"""Calls everything that takes offs with invalid offs, for test_hostile_offs.py. As a program, on a GPU:
 
     hostile_offs.py RECIPE KIND [GROUPS..]      all calls of a recipe with one kind of offs
 
-RECIPE may be "ops", for calls that have none, or "all".
+RECIPE may be "ops", for calls without a recipe, or "all".
 
-It ends with an error at the first call that loses the context, writes into a guard, or differs from the same call with the ends
-in line. A few groups are enough for compute-sanitizer (HACKING.md has the command).
+The program fails at the first call that destroys the CUDA context, writes outside its buffers, or gives another result than the
+same call with repaired offs. Under compute-sanitizer a few groups are enough (HACKING.md has the command).
 """
 
 import sys
@@ -28,7 +28,7 @@ def _random(groups: int, low: int, high: int) -> list[int]:
 
 
 def _one_wrong(value: int) -> Callable[[int], list[int]]:
-    """Good ends but for one in the middle, the only one of one group."""
+    """Valid ends, except that the middle one is `value`."""
 
     def ends(groups):
         good = sorted(_random(groups, 0, ROWS + 1))
@@ -38,7 +38,7 @@ def _one_wrong(value: int) -> Callable[[int], list[int]]:
     return ends
 
 
-# Ends of so many groups of ROWS rows. Each kind is wrong for any number of groups.
+# Each kind maps a number of groups to invalid ends of groups over ROWS rows.
 KINDS: dict[str, Callable[[int], list[int]]] = {
     "decreasing": lambda groups: [ROWS + 7, *sorted(_random(groups - 1, 0, ROWS), reverse=True)],
     "negative": lambda groups: [-1 - end for end in _random(groups, 0, ROWS)],
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[int], list[int]]] = {
 
 
 def in_line(ends: list[int]) -> list[int]:
-    """What a GPU makes of them: a group ends at the largest end so far, of those inside (NUMERICS.md, section 7)."""
+    """The ends as a GPU repairs them: clamped to the rows, and never below an earlier end (NUMERICS.md, section 7)."""
     result, most = [], 0
     for end in ends:
         most = max(most, min(end, ROWS))
@@ -64,7 +64,8 @@ def of_offs(op: Callable, *args, **kwargs) -> Callable:
 
 
 class Calls:
-    """Calls by name, each a function of offs. Their tensors have guards; `good` are offs that the operands were made with."""
+    """Calls by name, each a function of offs. All tensors lie between guards. `good` are the valid offs that the operands were
+    quantized with."""
 
     def __init__(self, device: str, good: torch.Tensor):
         self.good, self.groups, self.device, self.buffers = good, len(good), device, []

@@ -1,7 +1,7 @@
-"""Stock MoE language models for the conversion tests: nothing here knows of Moxie.
+"""MoE language models in plain torch for the conversion tests; they do not use Moxie.
 
-Experts come in both layouts in use: [E, out, in] multiplied as a transpose, and [E, in, out] multiplied as they are. There is
-a bias wherever one can be.
+Experts have both common layouts: [E, out, in], which the model transposes, and [E, in, out], which it multiplies by directly.
+Every product has a bias.
 """
 
 import torch

@@ -1,22 +1,24 @@
-"""How far apart two computations of one thing may be where a sum or an exponential is the machine's own.
+"""Derived tolerances for comparing two computations of the same result on different machines, whose sums and exponentials round
+differently.
 
-Differences are relative norms. Numbers that are d apart and are rounded to steps of s (both relative) come out s apart with the
-probability d / s, and else equal: their mean square is s * d. A product then spreads those few differences over all its results,
-which are rounded again.
+Differences are relative norms. If two numbers differ by d and are rounded to steps of s (both relative), the rounded numbers
+differ by s with probability d / s and are equal otherwise, so their mean square difference is s * d. A following product spreads
+these differences over all its results, which are then rounded in turn.
 """
 
 import math
 
 import torch
 
-BF16_STEP = 2.0**-7  # the largest: 2^-8 just below a power of two
+BF16_STEP = 2.0**-7  # the largest relative step, just above a power of two; just below one it is 2^-8
 E4M3_STEP = 2.0**-3
 
 
 def rounded(difference: float, *steps: float, count: int) -> float:
-    """What a difference becomes when `count` values are rounded to each of these steps before the next product.
+    """The difference that remains after `count` values are rounded to each of these steps in turn, with a product after each.
 
-    So few of them may be expected to move that one alone is more: four, twice as large as the others, are let through.
+    If fewer than one value is expected to round differently, a single one already exceeds the mean. The result therefore always
+    allows for four such values, each twice as large as the others.
     """
     few = 4 * 2**2 * sum(step**2 for step in steps) / count
     return math.sqrt(difference**2 + difference * sum(steps) + few)

@@ -1,7 +1,7 @@
-"""Runs cases in several processes, the ranks of one group: one spawn for all cases of a world size.
+"""Runs test cases on several ranks, each a process. All cases of one world size share the same processes.
 
-A case is a function of some module, named module.function, that takes a World and raises if its contract does not hold. `run`
-gives, for each case, the text of what went wrong, by rank; none if all is well.
+A case is a function, named module.function, that takes a World and raises on failure. `run` returns the errors of each case by
+rank; the dict of a case that passed is empty.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-TIMEOUT = 900  # a loaded machine must not fail a test
+TIMEOUT = 900  # seconds; long, so that a busy machine does not fail a test
 
 
 @dataclasses.dataclass
@@ -32,7 +32,7 @@ def environment() -> dict[str, str]:
 
 
 def run(names: list[str], size: int, folder: pathlib.Path) -> dict[str, dict[int, str]]:
-    """Runs the cases in order on `size` ranks. A case after one that failed does not run, and says so."""
+    """Runs the cases in order on `size` ranks. After a failure the remaining cases are not run, and are reported as such."""
     (folder / "work").mkdir()
     commands = [[sys.executable, __file__, str(rank), str(size), str(folder), *names] for rank in range(size)]
     ranks = [
@@ -91,7 +91,7 @@ def main(rank: int, size: int, folder: pathlib.Path, names: list[str]) -> None:
         (folder / f"result-{rank}.json").write_text(json.dumps(results))
         if results[name]:
             print(results[name], flush=True)
-            os._exit(1)  # the others see a closed connection, not a rank that waits elsewhere
+            os._exit(1)  # exits at once, so that the other ranks get a connection error instead of waiting for this one
     dist.destroy_process_group()
 
 

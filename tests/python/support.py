@@ -16,13 +16,13 @@ COLWISE_BLOCKS = tuple(block for block in BLOCKS if not block.startswith("1x"))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, on the CPU. NaN of either sign is one byte in e4m3: 0x7f."""
+    """The tensor's bytes, on the CPU. Both NaN codes of e4m3 become 0x7f, so that the sign of a NaN does not matter."""
     raw = tensor.detach().contiguous().view(torch.uint8).cpu()
     return torch.where(raw == 0xFF, 0x7F, raw) if tensor.dtype == torch.float8_e4m3fn else raw
 
 
 def assert_same_bytes(actual, expected, what: str = "") -> None:
-    """Tensors, or tuples of them: equal in dtype, shape and every byte."""
+    """Asserts that two tensors, or two tuples of tensors, are equal in dtype, shape and every byte."""
     if isinstance(expected, (tuple, list)):
         assert len(actual) == len(expected)
         for i, pair in enumerate(zip(actual, expected)):
@@ -50,7 +50,7 @@ def block_shape(block: str) -> tuple[int, int]:
 
 
 def random_values(*shape: int, dtype=torch.bfloat16, device="cpu", seed: int = 0) -> torch.Tensor:
-    """Normal values whose magnitude varies by 2^+-20 from place to place, with zeros and a run of zeros among them."""
+    """Normally distributed values times random powers of two from 2^-20 to 2^20, with single zeros and a run of zeros."""
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(shape, generator=generator)
     x *= torch.exp2(torch.randint(-20, 21, shape[:-1], generator=generator).float()).unsqueeze(-1)
@@ -61,7 +61,7 @@ def random_values(*shape: int, dtype=torch.bfloat16, device="cpu", seed: int = 0
 
 
 def ragged_offs(rows: int, groups: int, rng: random.Random, device="cpu", cover: bool = False) -> torch.Tensor:
-    """Ends of `groups` groups: some empty, some one row, and unless `cover` some rows past the last end."""
+    """Random exclusive ends of groups, some empty, some with one row. Unless `cover`, rows remain past the last end."""
     ends = sorted(rng.choice([rng.randint(0, rows), rng.randint(0, rows) // 32 * 32]) for _ in range(groups))
     if cover:
         ends[-1] = rows
@@ -74,7 +74,7 @@ def sizes_to_offs(sizes, device="cpu") -> torch.Tensor:
 
 @dataclasses.dataclass
 class Case:
-    """One call of one op. The name is the op's, then - and what is special about the call."""
+    """One call of one op. Its name is that of the op, followed by "-" and the variant."""
 
     name: str
     make: Callable[[str, int], tuple[tuple, dict[str, Any]]]  # (device, rows) -> args, kwargs
@@ -82,7 +82,7 @@ class Case:
 
     @property
     def is_differentiable(self) -> bool:
-        """Made of other ops, with FP8 between them."""
+        """Whether the op is differentiable. Such ops are composed of other ops and pass FP8 tensors between them."""
         return self.overload == "default" and self.name.split("-")[0] in (
             "grouped_mm",
             "expert_mlp",
@@ -150,7 +150,7 @@ def _unswizzle_stack(device, rows):
 
 
 def _replicate(device, rows):
-    # Not 128x128: its few scales would make sizes of 1, for which torch.compile always compiles anew.
+    # Blocks of 128x128 would give dims of size 1, for which torch.compile always recompiles.
     return (moxie.quantize_rowwise(_weights(device, rows), block="32x32")[1], rows, 96), {"block": "32x32"}
 
 
@@ -175,7 +175,7 @@ def _unpad(device, rows):
 
 
 def _linear(device, rows):
-    """x, w, offs of a product whose rows vary."""
+    """Returns x, w and offs of a grouped product with this number of rows."""
     x, offs = _tokens(device, rows)
     return x, random_values(4, 40, 96, dtype=torch.float32, device=device, seed=1).clamp(-9, 9), offs
 
@@ -214,7 +214,7 @@ def _grouped_mm_cached(device, rows):
 
 
 def _passes(device, rows):
-    """The operands of all three passes: x, w, dy (each its two forms), offs."""
+    """Returns the operands of all three passes: both forms of x, w and dy, and offs."""
     x, w, offs = _linear(device, rows)
     dy = random_values(rows, 40, device=device, seed=4)
     return (
@@ -258,12 +258,12 @@ def _swiglu_backward(device, rows):
 
 
 def _fused(device, rows, *inputs):
-    """An op fused with quantize_both, with groups and blocks of 128."""
+    """Returns the arguments of an op that is fused with quantize_both, with groups and blocks of 128."""
     return inputs, {"offs": ragged_offs(rows, 3, random.Random(1), device), "rowwise_block": "1x128", "colwise_block": "128x32"}
 
 
 def _routed(device, rows):
-    """Tokens with two experts each of five: x [rows, 40], slot_of, row_of and weights [rows, 2]."""
+    """Tokens that each go to two of five experts: x [rows, 40], slot_of, row_of and weights [rows, 2]."""
     x = random_values(rows, 40, device=device, seed=6).clamp(-9, 9)
     ids = torch.ops.moxie.top_k(random_values(rows, 5, device=device, dtype=torch.float32, seed=7), 2)
     _, slot_of, row_of = torch.ops.moxie.route(ids, 5)
@@ -290,8 +290,8 @@ def _route(device, rows):
     return (torch.ops.moxie.top_k(scores, 2), 5), {}
 
 
-# Every op, and the variants of it that take another way through its shape function. (grouped_wgrad_add_ returns nothing; it
-# has tests of its own.)
+# One case per op and per branch of its shape function. (grouped_wgrad_add_ is missing because it returns nothing; it has tests of
+# its own.)
 CASES = [
     Case("quantize_rowwise", lambda device, rows: ((_tokens(device, rows)[0],), {})),
     _with_offs("quantize_rowwise-grouped_swizzled", scale_layout="swizzled"),
@@ -400,7 +400,7 @@ def poisoned(like: torch.Tensor) -> torch.Tensor:
 
 
 class Buffer:
-    """A tensor's values inside a larger buffer, `offset` elements after a multiple of 16 bytes, with guards on both sides."""
+    """Copies a tensor into a larger buffer, `offset` elements after a 16-byte boundary, with guard elements on both sides."""
 
     def __init__(self, tensor: torch.Tensor, offset: int = 0):
         self.flat = poisoned(torch.empty(16 + tensor.numel() + 32, dtype=tensor.dtype, device=tensor.device))
@@ -415,5 +415,5 @@ class Buffer:
 
 
 def as_numbers(tensor: torch.Tensor) -> torch.Tensor:
-    """FP8 as bytes, which torch can copy everywhere."""
+    """Views FP8 tensors as bytes, for which torch implements every copy."""
     return tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor

@@ -1,4 +1,4 @@
-"""tools/check_layers.py fails where an arrow points the wrong way."""
+"""tools/check_layers.py fails if a lower layer includes a higher one."""
 
 import pathlib
 import shutil
@@ -11,7 +11,7 @@ TOOL = pathlib.Path(__file__).parents[2] / "tools/check_layers.py"
 
 
 def check(folder: pathlib.Path, files: dict[str, list[str]]) -> subprocess.CompletedProcess:
-    """Runs it over a repository of headers, each of which includes those that are listed for it."""
+    """Runs check_layers.py over a made-up repository. `files` maps each header to the headers that it includes."""
     subprocess.run(["git", "init", "-q", folder], check=True)
     (folder / "tools").mkdir()
     shutil.copy(TOOL, folder / "tools")

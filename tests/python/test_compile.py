@@ -1,4 +1,4 @@
-"""torch.compile(fullgraph=True): the bytes of eager mode, and one compilation for all sizes."""
+"""torch.compile(fullgraph=True) gives the bytes of eager mode, and compiles once for all sizes."""
 
 import pytest
 import torch
@@ -17,13 +17,14 @@ def fresh_dynamo():
 
 
 def compiled(function, backend: str):
-    """The compiled function, and the counter of its compilations."""
+    """Returns the compiled function and a counter of its compilations."""
     counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
     return torch.compile(function, backend=counter, fullgraph=True, dynamic=True), counter
 
 
 def mark_dynamic(args, kwargs, others) -> None:
-    """Marks each dim in which `others`, the same call at another size, differ. A mark forbids to specialize."""
+    """Marks each dim that differs in `others`, the same call at another size, as dynamic: torch.compile then fails if it would
+    specialize on its size."""
     for name, value in {**dict(enumerate(args)), **kwargs}.items():
         if isinstance(value, torch.Tensor):
             other = others[1][name] if isinstance(name, str) else others[0][name]
@@ -127,7 +128,7 @@ DIFFERENTIABLE = [case for case in CASES if case.is_differentiable or case.name 
 
 
 def with_leaves(args, kwargs, names):
-    """The call with fresh leaves where `names` says so: args, kwargs, and the leaves by name."""
+    """Replaces the named arguments by new leaf tensors. Returns args, kwargs, and the leaves by name."""
     leaves = {
         name: value.detach().clone().requires_grad_()
         for name, value in {**dict(enumerate(args)), **kwargs}.items()
@@ -141,7 +142,7 @@ def with_leaves(args, kwargs, names):
 
 
 def step(function, args, kwargs, names):
-    """Forward and backward: the result and the gradients of the arguments that are named."""
+    """Runs forward and backward. Returns the result and the gradients of the named arguments."""
     args, kwargs, leaves = with_leaves(args, kwargs, names)
     y = as_tuple(function(*args, **kwargs))[0]
     y.backward(random_values(*y.shape, dtype=torch.float32, device=y.device, seed=8).clamp(-9, 9).to(y.dtype))
@@ -157,7 +158,8 @@ def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the
         for name, value in {**dict(enumerate(args)), **kwargs}.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]
-    # Together, and each alone: whether another one wants a gradient must not matter. Inductor is slow: together stands for all.
+    # All arguments require gradients together, then each alone, because one must not depend on another. Inductor is slow, so it
+    # gets the first case only.
     alone = [[name] for name in floating] if backend == "aot_eager" and len(floating) > 1 else []
     for names in [floating, *alone]:
         torch._dynamo.reset()
@@ -169,7 +171,7 @@ def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_the_number_of_rows_may_depend_on_data(device):
-    """As it does after an exchange of tokens between ranks: nothing is known of it while tracing."""
+    """After ranks exchange tokens, the number of rows is not known while tracing."""
 
     def chosen(x, mask, offs):
         y = x[mask]

@@ -1,4 +1,4 @@
-"""Configs and recipes by the names people know: each is a moxie.Recipe."""
+"""Configs with torchao's names and fields: each corresponds to a moxie.Recipe."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""expert_mlp is grouped_mm, swiglu, grouped_mm: the same bytes, forward and backward. And swiglu itself."""
+"""expert_mlp gives the bytes of grouped_mm, swiglu, grouped_mm, forward and backward. Also tests swiglu itself."""
 
 import functools
 
@@ -167,7 +167,7 @@ def test_a_second_derivative_is_refused(device):
         torch.autograd.grad(y.sum(), x, create_graph=True)
 
 
-# ---- inside what trains a model --------------------------------------------------------------------------------------------
+# ---- with torch.compile, checkpointing and autocast ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
@@ -281,7 +281,7 @@ def test_swiglu_is_silu_of_the_gate_times_up_rounded_once(shape, dtype, device):
 
 
 def test_swiglu_of_extremes(device):
-    """Neither overflows inside, nor turns a large negative gate into NaN; NaN stays in its own place."""
+    """SwiGLU does not overflow, a large negative gate does not become NaN, and a NaN does not spread to other elements."""
     gate = torch.tensor([-1e30, -200.0, -0.0, 0.0, 200.0, 1e30, float("nan"), 1.0], device=device)
     up = torch.tensor([2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0, float("nan")], device=device)
     h = torch.cat([gate, up])[None].requires_grad_()

@@ -1,4 +1,4 @@
-"""What models need of expert_mlp beside plain SwiGLU: biases, gpt-oss's activation, weights stored in other layouts."""
+"""expert_mlp with biases, gpt-oss's activation, and weights stored in other layouts."""
 
 import itertools
 
@@ -17,13 +17,13 @@ NAMES = ("y", "dx", "dw13", "dw2", "db13", "db2", "dweights")
 
 
 def interleave(w: torch.Tensor) -> torch.Tensor:
-    """Rows of gate and up in turn, from gates above ups."""
+    """Converts w13 from the concatenated to the interleaved layout."""
     gate, up = w.chunk(2, 1)
     return torch.stack([gate, up], 2).flatten(1, 2)
 
 
 def parameters(device: str, dtype=torch.bfloat16, groups: int = EXPERTS):
-    """w13, w2, b13, b2: gates and ups beyond the limit of the clamp are among the rows of h."""
+    """Returns w13, w2, b13 and b2, so large that some gates and ups are clamped."""
     normal = lambda *shape: torch.randn(shape).to(dtype).to(device)
     return (
         normal(groups, 2 * HIDDEN, DIM) * 4 * DIM**-0.5,
@@ -34,7 +34,7 @@ def parameters(device: str, dtype=torch.bfloat16, groups: int = EXPERTS):
 
 
 def routed(device: str, dtype=torch.bfloat16, ids=None, tokens: int = TOKENS):
-    """x, weights, dy; offs, slot_of, row_of. Nobody chooses expert 1."""
+    """Returns x, weights, dy and offs, slot_of, row_of. No token chooses expert 1."""
     if ids is None:
         ids = moxie.top_k(torch.randn(tokens, EXPERTS).index_fill(1, torch.tensor([1]), -9), TOP_K)
     x, dy = (torch.randn(tokens, DIM).to(dtype).to(device) for _ in range(2))
@@ -52,7 +52,7 @@ def leaves_of(*tensors):
 
 
 def calculus(x, w13, w2, b13, b2, weights, dy, offs, slot_of, activation):
-    """Everything in f64 by torch's autograd, from the definition of the model; w13 concatenated."""
+    """Computes the result and all gradients in f64 with torch's autograd. w13 is concatenated."""
     leaves = leaves_of(*(t.double() for t in (x, w13, w2, b13, b2, weights)))
     x, w13, w2, b13, b2, weights = leaves
     y, begin = torch.zeros_like(x), 0
@@ -87,12 +87,13 @@ def by_node(x, w13, w2, b13, b2, weights, dy, offs, slot_of, row_of, **options):
 def test_the_layer_of_a_model_is_close_to_calculus(recipe, activation, device):
     (x, weights, dy), route = routed(device)
     w13, *others = parameters(device)
-    tensors = (w13 * 0.3, *others)  # few gates near the limit: rounding would move them past it, and their gradients with them
+    # Small weights, because rounding could move a gate near the clamp's limit across it, which changes its gradient.
+    tensors = (w13 * 0.3, *others)
     expected = calculus(x, *tensors, weights, dy, *route[:2], activation)
     actual = by_node(x, *tensors, weights, dy, *route, recipe=recipe, activation=activation)
     for name in NAMES:
         noise = (actual[name].double() - expected[name]).norm() / expected[name].norm()
-        # An operand in bf16 is off by 2^-9.6 in the mean, in e4m3 by 2^-5.4; a gradient of the slope meets several of them.
+        # The mean relative error of an operand is 2^-9.6 in bf16 and 2^-5.4 in e4m3; several operands add up in a gradient.
         assert noise < (2.0**-6 if recipe == "bf16" else 2.0**-3), (name, noise)
     assert all((actual[name][1] == 0).all() for name in ("dw13", "dw2", "db13", "db2")), "an expert without rows"
 
@@ -244,7 +245,7 @@ def test_main_gradients_take_the_layout_of_their_weights(device):
     assert_same_bytes(sums[1], expected[1] + 3)
 
 
-# ---- around it ---------------------------------------------------------------------------------------------------------------
+# ---- torch.compile, extreme values and errors --------------------------------------------------------------------------------
 
 
 def test_nan_stays_with_its_token_and_its_experts(device):
@@ -264,7 +265,7 @@ def test_nan_stays_with_its_token_and_its_experts(device):
 @pytest.mark.parametrize("value", (float("inf"), -float("inf"), 1e30))
 def test_the_clamp_makes_large_values_finite(value, device):
     h = torch.full((4, 8), value, device=device)
-    h[:, :4] = 1e30 if value < 0 else value  # a gate of -inf is NaN, as silu's
+    h[:, :4] = 1e30 if value < 0 else value  # silu(-inf) is NaN, so no gate is -inf
     a = moxie.swiglu(h, activation="clamped_swiglu")
     expected = 7 * torch.tensor(1.702 * 7).sigmoid() * (8 if value > 0 else -6)
     torch.testing.assert_close(a.cpu(), expected.expand(4, 4).float())

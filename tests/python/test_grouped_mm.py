@@ -1,4 +1,4 @@
-"""grouped_mm: what it computes for every recipe, and what must not matter to it."""
+"""grouped_mm: the numerics of every recipe, group sizes, and arguments that must not change the result."""
 
 import contextlib
 import itertools
@@ -34,7 +34,7 @@ def assert_same_results(actual, expected, what: str = "") -> None:
 
 @contextlib.contextmanager
 def poisoned_allocations():
-    """New memory is full of NaN: what an op leaves unwritten shows."""
+    """Fills newly allocated memory with NaN, so that elements an op does not write are noticed."""
     before = torch.are_deterministic_algorithms_enabled(), torch.utils.deterministic.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
     torch.utils.deterministic.fill_uninitialized_memory = True
@@ -77,7 +77,7 @@ def test_random_shapes_are_straight_through(seed, device):
 
 
 def legal_recipes() -> list[moxie.Recipe]:
-    """Every combination of blocks, each once; rules take turns."""
+    """Every legal combination of blocks once, with the rules in rotation."""
     pairs = [pair for pair in itertools.product(COLWISE_BLOCKS, repeat=2) if pair[0].split("x")[0] == pair[1].split("x")[0]]
     rules = itertools.cycle(RULES)
     return [
@@ -111,7 +111,7 @@ def test_the_other_fields_combine_with_every_scaling(hp, kernels, out, device):
             assert results.dx.dtype == results.dw.dtype == dtype
 
 
-# dB against bf16 on Gaussian data: y, dx, dw. The page on recipes has the measured ones.
+# The smallest allowed SQNR in dB of y, dx and dw on Gaussian data. docs/RECIPES.md has the measured values.
 FLOORS = {
     "mxfp8_rceil": (28.0, 28.0, 28.0),
     "mxfp8_rceil_32x32": (28.0, 28.0, 28.0),
@@ -151,7 +151,7 @@ def test_an_f32_result_of_bf16_inputs_keeps_the_bits_that_bf16_drops(device):
     y16 = assert_straight_through(problem, "mxfp8_rceil", dtype=torch.bfloat16).y
     assert y32.dtype == torch.float32 and y16.dtype == torch.bfloat16
     assert (y32 != y32.bfloat16().float()).any()
-    assert run(problem, "mxfp8_rceil:out=bfloat16", dtype=torch.float32).y.dtype == torch.float32  # the call decides
+    assert run(problem, "mxfp8_rceil:out=bfloat16", dtype=torch.float32).y.dtype == torch.float32  # overrides the recipe
 
 
 # ---- groups ----------------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def test_all_groups_may_be_empty(recipe, device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_group_is_the_product_of_its_rows_alone(recipe, device):
-    """Unaligned groups: no block, scale or row of one reaches into another."""
+    """No block, scale or row of an unaligned group affects another group."""
     problem = gaussian([37, 1, 64, 31, 129], 64, 96, dtype=torch.float32, device=device)
     together = run(problem, recipe)
     for g, (begin, end) in enumerate(bounds(problem)):
@@ -208,7 +208,7 @@ def test_without_offs_all_rows_are_one_group(device):
         alone = run(Problem(problem.x, problem.w, problem.dy, None), recipe)
         if device == "cpu":
             assert_same_results(alone, run(problem, recipe), recipe)
-        else:  # another product of torch's, with another order of summation
+        else:  # another kernel of torch, which sums in another order
             expected, magnitude = straight_through(problem, recipe, alone.y.dtype)
             for name in ("y", "dx", "dw"):
                 assert_products_equal(getattr(alone, name), getattr(expected, name), getattr(magnitude, name), name)
@@ -232,7 +232,7 @@ def test_empty_sizes_give_empty_or_zero_results(shape, device):
         assert not any(t.any() for t in results)
 
 
-# ---- what must not matter --------------------------------------------------------------------------------------------------
+# ---- inputs that must not change the result --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("garbage", (math.nan, math.inf, 3e38), ids=str)
@@ -286,7 +286,7 @@ def test_strided_inputs_and_gradients_give_the_same_bytes(recipe, device):
 
 @pytest.mark.parametrize("recipe", [*MXFP8, "fp8_rowwise"])
 def test_operands_that_are_quantized_already_multiply_alike(recipe, device):
-    """What another op has quantized needs no bf16 copy for any of the three passes."""
+    """Operands that another op has quantized need no bf16 copy in any of the three passes."""
     problem = gaussian(RAGGED, 64, 160, device=device)
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
     expected, ops = run(problem, recipe), torch.ops.moxie
@@ -317,7 +317,7 @@ def test_inference_mode_and_no_grad_give_the_same_bytes(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_large_products_are_cut_into_panels_and_give_the_same(recipe, device):
-    """More rows, columns and contraction than a panel has."""
+    """Rows, columns and contraction are all larger than a panel, the part of an operand that a CPU decodes at once."""
     problem = gaussian([1100, 0, 1030], 1056, 32, tail=7, device=device)
     assert_straight_through(problem, recipe)
     wide = gaussian([17, 30], 16, 1100, device=device)
@@ -336,7 +336,7 @@ def test_the_number_of_threads_changes_no_more_than_the_order_of_summation():
 
 
 def test_offs_may_change_in_place_between_steps(device):
-    """The same tensor, filled anew for each step, as a router does."""
+    """A router may write new ends into the same tensor in each step."""
     problem = gaussian([10, 20, 30], 64, 96, device=device)
     expected = []
     for sizes in ([10, 20, 30], [0, 60, 0], [33, 1, 20]):

@@ -1,4 +1,4 @@
-"""The gradients of grouped_mm: right, only those asked for, from FP8, and into a main gradient."""
+"""The gradients of grouped_mm: their values, which of them are computed, what is kept for backward, and main gradients."""
 
 import contextlib
 import gc
@@ -19,7 +19,7 @@ RAGGED = [37, 0, 64, 5, 120]
 
 # ---- derivatives, with nothing rounded -------------------------------------------------------------------------------------
 
-# On the CPU alone: a GPU's products have no double.
+# These tests run on the CPU only, because the GPU kernels do not take f64.
 
 
 @pytest.mark.parametrize("bias", (None, "n", "gn"), ids=str)
@@ -61,7 +61,7 @@ def test_a_second_derivative_is_refused(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_expanded_gradient_is_a_full_one(recipe, device):
-    """y.sum().backward() sends one element, spread over a matrix with strides of zero."""
+    """y.sum().backward() gives a gradient with strides of zero: one element expanded to a matrix."""
     problem = gaussian(RAGGED, 72, 160, tail=9, device=device, bias="gn")
     problem.dy = torch.ones_like(problem.dy)
     expected = run(problem, recipe)
@@ -116,7 +116,7 @@ def test_each_gradient_has_the_dtype_of_what_it_is_a_gradient_of(x_dtype, w_dtyp
 
 
 class Spy(TorchDispatchMode):
-    """The names of moxie's ops that run."""
+    """Records the names of Moxie's ops that run."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +131,7 @@ class Spy(TorchDispatchMode):
 
 
 def ops_of(problem: Problem, recipe, needs: str, **kwargs) -> tuple[list[str], list[str]]:
-    """The ops of forward and of backward where `needs` names the inputs that require grad."""
+    """Returns the ops of forward and of backward if the inputs named in `needs` require gradients."""
     inputs = {name: getattr(problem, name).detach().requires_grad_(name in needs.split()) for name in ("x", "w", "bias")}
     with Spy() as forward:
         y = moxie.grouped_mm(inputs["x"], inputs["w"], problem.offs, recipe=recipe, bias=inputs["bias"], **kwargs)
@@ -193,7 +193,7 @@ def saved_tensors():
 
 
 def activation_bytes(rows: int, groups: int, k: int, recipe: str) -> int:
-    """On no device: only sizes count. Without a gradient of x nothing of w is kept."""
+    """The bytes that forward keeps of x, found with meta tensors. x requires no gradient, so nothing of w is kept."""
     x = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
     w = torch.empty(groups, 64, k, dtype=torch.bfloat16, device="meta", requires_grad=True)
     with saved_tensors() as saved:
@@ -205,7 +205,7 @@ def activation_bytes(rows: int, groups: int, k: int, recipe: str) -> int:
 @pytest.mark.parametrize("groups", (8, 32, 64, 256))
 @pytest.mark.parametrize("rows", (2048, 8192, 32768, 131072))
 def test_what_is_kept_of_x_is_one_byte_per_element_of_its_padded_groups(rows, groups, k):
-    """Every recipe keeps the colwise form, whatever the group sizes: each is padded to the block, and up to 255 rows more."""
+    """Every recipe keeps the colwise form. Its rows are those of the groups padded to the block, and at most 255 more."""
     assert activation_bytes(rows, groups, k, "bf16") == rows * k * 2
     for recipe in (name for name in QUANTIZED if not name.endswith("_hp")):
         fields = moxie.Recipe.from_name(recipe)
@@ -255,7 +255,7 @@ def test_x_is_freed_after_forward(device):
 
 
 def test_x_may_be_overwritten_after_forward(device):
-    """Backward reads what was quantized, so an activation function may work in place."""
+    """Backward reads the quantized copy of x, so a later op may change x in place."""
     problem = gaussian(RAGGED, 64, 96, device=device)
     expected = run(problem, "mxfp8_rceil")
     x, w = problem.x.clone().requires_grad_(), problem.w.detach().requires_grad_()
@@ -308,7 +308,7 @@ def test_one_wgrad_writes_the_main_gradient_in_eager_mode(device):
 
 
 def test_weights_used_twice_add_up_in_one_main_gradient(device):
-    """Shared experts, and micro-batches whose forwards all come before their backwards."""
+    """This happens with shared experts, and with micro-batches whose forwards all run before their backwards."""
     problem = gaussian(RAGGED, 64, 96, dtype=torch.float32, device=device)
     single = run(problem, "mxfp8_rceil")
     main_grad, w = torch.zeros_like(problem.w), problem.w.detach().requires_grad_()
@@ -329,7 +329,7 @@ def test_a_main_gradient_may_be_zeroed_between_forward_and_backward(device):
 
 
 def test_hooks_that_copy_what_is_saved_do_not_lose_the_main_gradient(device):
-    """As offloading of activations does: the sum must reach the tensor that the caller holds."""
+    """Saved-tensor hooks, such as those that offload activations, copy tensors; dw must still be added to the caller's tensor."""
     problem = gaussian(RAGGED, 64, 96, dtype=torch.float32, device=device)
     expected = run(problem).dw
     main_grad = torch.zeros_like(problem.w)

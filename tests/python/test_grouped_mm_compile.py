@@ -1,4 +1,4 @@
-"""grouped_mm inside what trains a model: torch.compile, checkpointing, autocast, and the weight cache in all of these."""
+"""grouped_mm under torch.compile, checkpointing and autocast, and the weight cache under each of them."""
 
 import copy
 import functools
@@ -15,7 +15,7 @@ from grouped_reference import gaussian, run
 from support import as_bytes, assert_same_bytes, sizes_to_offs
 
 RECIPES = moxie.recipe_names()
-# The second size tells dynamo that rows vary. The third may keep x in its other form, which is another graph.
+# Dynamo makes the rows dynamic at the second size. At the third the plan may keep x in another form, which needs another graph.
 SIZES, LATER_SIZES = (70, 100, 45, 2000), (333, 46, 1999, 64, 777)
 
 
@@ -45,7 +45,7 @@ def step(function, problem, **kwargs):
 
 
 def between(x, w, offs, bias=None, *, recipe="mxfp8_rceil_128", **kwargs):
-    """The op between others, so that a graph has something to fuse."""
+    """Calls the op between elementwise ops, so that inductor has something to fuse."""
     y = moxie.grouped_mm(torch.relu(x) - 1, w, offs, recipe=recipe, bias=bias, **kwargs)
     return y * 2
 
@@ -127,7 +127,7 @@ def test_a_bad_call_is_refused_while_tracing(device):
 
 
 class Count(TorchDispatchMode):
-    """How often the forward product runs."""
+    """Counts the forward products."""
 
     def __init__(self):
         super().__init__()
@@ -345,9 +345,9 @@ def test_a_cache_says_how_many_bytes_it_takes(device):
         cache = moxie.WeightCache(w, recipe=recipe)
         assert cache.nbytes >= 2 * w.numel() + scales
         path = moxie.explain(recipe, 256, 384, device=w.device).forward.kernel
-        if path == "sm90":  # four along k, of which there are three and two
+        if path == "sm90":  # scales come in fours along k; three and two are padded to four
             scales = 4 * (2 * 4 + 3 * 4)
-        if path != "sm100":  # whose scales are repeated
+        if path != "sm100":  # sm100 replicates scales to blocks of 1x32
             assert cache.nbytes == 2 * w.numel() + scales
     with pytest.raises(ValueError, match="quantize_weights: the recipe bf16 quantizes nothing"):
         moxie.WeightCache(w, recipe="bf16")

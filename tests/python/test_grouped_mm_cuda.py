@@ -1,4 +1,4 @@
-"""On a GPU: forward and backward wait for no result, and are captured once for all group sizes."""
+"""On a GPU, forward and backward never synchronize with the host, and one CUDA graph serves all group sizes."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ ROWS = 512  # the last step leaves rows that are in no group
 
 
 def train_step(x, w13, w2, offs, bias, recipe, main_grad):
-    """Both surfaces: the op with a bias and a main gradient, and the node."""
+    """Runs grouped_mm with a bias and a main gradient, and expert_mlp, forward and backward."""
     y = moxie.grouped_mm(x, w13, offs, recipe=recipe, bias=bias, main_grad=main_grad)
     z = moxie.expert_mlp(x, w13, w2, offs, recipe=recipe)
     return y, z, *torch.autograd.grad(y.sum() * 0.5 + z.sum(), (x, w2, bias))
@@ -31,7 +31,7 @@ def tensors():
 def test_nothing_waits_for_the_gpu(recipe):
     (x, w13, w2), bias, main_grad = tensors()
     offs = sizes_to_offs(STEPS[0], "cuda")
-    train_step(x, w13, w2, offs, bias, recipe, main_grad)  # what is done once may wait
+    train_step(x, w13, w2, offs, bias, recipe, main_grad)  # the first call may synchronize, for one-time set-up
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -76,9 +76,9 @@ def test_the_gpu_gives_the_results_of_the_cpu(recipe):
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="one way to multiply: Hopper's"
 )
-@pytest.mark.parametrize("groups", [5, 80])  # few are sorted by size
+@pytest.mark.parametrize("groups", [5, 80])  # the kernel sorts groups by size only if there are few
 def test_dw_of_a_group_does_not_depend_on_the_others(groups):
-    n, k = 2048, 4608  # more tiles than pairs of multiprocessors: groups are gone through in rounds
+    n, k = 2048, 4608  # more tiles than the GPU has clusters, so that each cluster computes several
     generator = torch.Generator().manual_seed(groups)
     sizes = torch.randint(0, 1000 // groups, (groups,), generator=generator)
     sizes[groups // 2] = 0

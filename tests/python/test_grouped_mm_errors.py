@@ -107,7 +107,28 @@ BAD_CALLS = {
         ValueError,
         "main_grad must not require grad",
     ),
-    "main_grad-strided": ((X, W, OFFS), {"main_grad": torch.zeros(3, 96, 64).mT}, ValueError, "main_grad", "must be contiguous"),
+    "main_grad-strided": (
+        (X, W, OFFS),
+        {"main_grad": torch.zeros(3, 64, 192)[..., ::2]},
+        ValueError,
+        "main_grad",
+        "must be contiguous",
+    ),
+    "main_grad-transposed": (
+        (X, W, OFFS),
+        {"main_grad": torch.zeros(3, 96, 64)},
+        ValueError,
+        "main_grad must lie as the weight does, [3, 64, 96]",
+        "got its transpose, [3, 96, 64]",
+        "torch.zeros_like(w, dtype=torch.float32) lies so",
+    ),
+    "main_grad-of-transposed-strides": (
+        (X, W, OFFS),
+        {"main_grad": torch.zeros(3, 96, 64).mT},
+        ValueError,
+        "main_grad must lie as the weight does",
+        "a weight that is stored [G, K, N] is given as the view w.mT, with main_grad.mT",
+    ),
     "recipe": ((X, W, OFFS), {"recipe": "mxfp9"}, ValueError, "there is no recipe 'mxfp9'; there are bf16,"),
 }
 
@@ -128,7 +149,7 @@ def test_a_bad_call_says_the_op_the_rule_and_the_value(name, grad):
 
 @pytest.mark.parametrize("name", ("quantized-of-other-w", "quantized-recipe", "quantized-row"))
 def test_a_bad_cache_is_refused_before_backward(name):
-    """Also its colwise half, which forward does not read."""
+    """Forward also checks the colwise half of the cache, which only backward reads."""
     good = list(moxie.quantize_weights(W, recipe=BAD_CALLS[name][1]["recipe"]))
     mixed = good[:2] + BAD_CALLS[name][1]["quantized_w"][2:]
     with pytest.raises((TypeError, ValueError), match="grouped_mm: "):
@@ -212,7 +233,7 @@ def test_a_bad_gradient_to_add_to_is_refused_and_left_alone():
 
 
 def test_scales_may_come_as_bytes(device):
-    """Weight caches hold scales as uint8 under inductor, because it lets no op write e8m0."""
+    """Weight caches hold scales as uint8, because inductor does not let an op write e8m0."""
     to = lambda form: [t.to(device) for t in form]
     x, w, ends = to(X8[:2]), to(W8[:2]), OFFS.to(device)
     expected = moxie.grouped_fwd(*x, *w, ends, **RECIPE)

@@ -1,6 +1,7 @@
-"""The layouts of scales where operands are decoded. A CPU that is taken for a GPU has those of a GPU.
+"""The layouts of scales if operands are decoded. Tests on a CPU that plan as for a GPU use the GPU's layouts.
 
-Layout moves bytes and changes no number: each pass must give the bytes of the bf16 product of what plain scales decode to.
+The layout of scales must not change a result: each pass must give the same bytes as the bf16 product of operands that were
+quantized with plain scales and decoded.
 """
 
 import contextlib
@@ -64,7 +65,7 @@ def test_a_cpu_has_plain_ones(recipe):
 
 @pytest.mark.parametrize("recipe", ("mxfp8_rceil", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_floor"))
 def test_traced_tensors_of_a_gpu_have_its_layout(recipe):
-    """Meta kernels are told that they are on no device."""
+    """A Meta kernel sees tensors on the meta device, and must still choose the layout of the GPU that is traced for."""
     problem = gaussian(LARGE, 64, 96)
     ops._pretend_gpu("other", gpus_only=True)
     try:
@@ -102,7 +103,7 @@ def test_without_offs_where_the_shape_does_not_tell_the_layout(rows, n, k, like_
 
 @pytest.mark.parametrize("recipe", BY_32 + OTHERS)
 def test_every_recipe_gives_what_a_cpu_gives_with_plain_scales(recipe):
-    """Up to the order of sums: a CPU decodes plain ones panel by panel."""
+    """Results agree up to the order of summation, because a CPU decodes operands with plain scales panel by panel."""
     for sizes in (LARGE, SMALL):
         for dtype in (torch.bfloat16, torch.float32):
             problem = varied(sizes, dtype=dtype)
@@ -139,7 +140,7 @@ def test_an_x_that_came_quantized_keeps_its_plain_scales(recipe, sizes, like_gpu
     y = moxie.grouped_mm(mx, w, problem.offs, recipe=recipe)
     y.backward(problem.dy)
     decoded = Problem(mx.dequantize(), problem.w, problem.dy, problem.offs)
-    expected = decoded_product(decoded, recipe)  # quantized again, it is what it was
+    expected = decoded_product(decoded, recipe)  # quantizing decoded values again changes nothing
     assert_same_bytes([y.detach(), w.grad], [expected.y, expected.dw])
 
 
@@ -160,7 +161,7 @@ def test_a_main_gradient_and_a_compiled_product(like_gpu):
         assert_same_results((y.detach(), x.grad, w.grad), run(problem, "mxfp8_rceil"))
 
 
-# ---- scales that others made -----------------------------------------------------------------------------------------------
+# ---- scales that the caller made -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("recipe", BY_32[:-1])

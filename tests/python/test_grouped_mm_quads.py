@@ -1,6 +1,6 @@
-"""Hopper's kernel with its scales in quads. A CPU that is taken for a Hopper GPU runs the reference of the kernel.
+"""The Hopper kernel with scales in quads. On a CPU the tests plan as for a Hopper GPU, and the kernel's reference runs.
 
-Layout moves bytes and changes no number: what is made in quads, what comes in plain scales and what is decoded must agree.
+The layout of scales must not change a result: scales made in quads, plain scales, and decoded operands must all agree.
 """
 
 import copy
@@ -15,7 +15,7 @@ from support import assert_same_bytes
 
 ops = torch.ops.moxie
 RECIPE = "mxfp8_rceil_128"
-N, K = 48, 656  # along K one quad of blocks and a bit
+N, K = 48, 656  # K has six blocks of 128: one whole quad, and a second that is padded
 RAGGED, DEEP = [170, 0, 300, 90, 128], [1500, 1501]
 BLOCKS = {"rowwise_block": "1x128", "colwise_block": "128x1"}
 
@@ -28,7 +28,7 @@ def like_hopper():
 
 
 def passes_of(problem, layout, said=None):
-    """The three passes on operands whose scales are in this layout; said is what they are told."""
+    """Runs the three passes on operands with scales in `layout`. `said` is the scale_layout argument of the calls."""
     offs, rows = problem.offs, len(problem.x)
     how = {"offs": offs, "scale_layout": layout}
     x = moxie.quantize_both(problem.x, rowwise_block="1x128", colwise_block="128x32", **how)

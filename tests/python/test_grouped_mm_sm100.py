@@ -1,4 +1,4 @@
-"""The Blackwell path on a CPU, with the stand-in for torch's block-scaled grouped product of blackwell.py."""
+"""The Blackwell path on a CPU, where blackwell.py replaces torch's block-scaled grouped product."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def assert_equal_to_the_reference(results, problem: Problem, recipe) -> None:
     for name in ("y", "dx", "dw"):
         actual = getattr(results, name)
         assert actual.isfinite().all(), name
-        # The product itself comes in bf16, whatever the dtype of the result.
+        # torch's product is always rounded to bf16 first, whatever the dtype of the result.
         assert_products_equal(actual.bfloat16(), getattr(expected, name), getattr(magnitude, name), name)
 
 
@@ -53,7 +53,7 @@ def test_the_three_passes_equal_the_emulated_ones(recipe, sizes, tail, sm100):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_scales_of_any_number_of_tiles_are_found(recipe, n, k, sm100):
     problem = gaussian([130, 0, 257], n, k, tail=1)
-    # Every scale differs from its neighbours: a scale read from another place shows.
+    # Every scale differs from its neighbours, so that reading a wrong scale changes the result.
     problem.x *= torch.exp2(torch.randint(-9, 10, problem.x.shape)).bfloat16()
     problem.w *= torch.exp2(torch.randint(-9, 10, problem.w.shape)).bfloat16()
     problem.dy *= torch.exp2(torch.randint(-9, 10, problem.dy.shape)).bfloat16()
@@ -74,7 +74,7 @@ def test_a_bias_is_added_to_the_rows_of_groups_alone(bias, sm100):
     problem = gaussian(SIZES, 64, 96, tail=40, bias=bias)
     results = run(problem, "mxfp8_rceil_128")
     expected = emulated(problem, "mxfp8_rceil_128")
-    # Added after the product has been rounded to bf16, so rounded twice.
+    # The bias is added after the product was rounded to bf16, so y is rounded twice.
     torch.testing.assert_close(results.y, expected.y, rtol=2.0**-7, atol=2.0**-4)
     assert not results.y[330:].any()
     assert_same_bytes(results.dbias, expected.dbias)
@@ -139,7 +139,8 @@ def test_the_path_compiles(sm100):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_traced_tensors_of_a_gpu_take_its_path(recipe):
-    """Meta kernels are told that they are on no device. Here GPUs alone are Blackwell's, and there is none."""
+    """A Meta kernel sees tensors on the meta device, and must still plan for the GPU that is traced for. Here GPUs count as
+    Blackwell, and the CPU does not."""
     problem, ops = gaussian(SIZES, 64, 96), torch.ops.moxie
     ops._pretend_gpu("sm100", gpus_only=True)
     try:

@@ -1,4 +1,4 @@
-"""Wrong offs never end a process: a CPU refuses them, and a GPU multiplies with ends in line, inside its buffers."""
+"""Invalid offs never crash a process: a CPU refuses them, and a GPU repairs them and stays inside its buffers."""
 
 import concurrent.futures
 import os
@@ -14,7 +14,7 @@ from hostile_offs import GROUPS, KINDS, ROWS, Calls, in_line, offs_of
 from support import as_tuple, assert_same_bytes
 
 RECIPES = ["ops", *moxie.recipe_names()]
-PROCESSES = min(12, os.cpu_count())  # at a time: most of each is the start of torch
+PROCESSES = min(12, os.cpu_count())  # processes at a time; each spends most of its time importing torch
 
 
 def test_every_kind_of_offs_is_wrong():
@@ -47,7 +47,7 @@ def test_the_same_calls_take_offs_that_are_right(recipe):
 
 @pytest.mark.skipif(not (torch.cuda.is_available() and moxie.has_cuda()), reason="no GPU")
 def test_a_gpu_survives_wrong_offs_and_gives_what_ends_in_line_give():
-    """One process for each recipe and kind of offs: a context that is lost takes its process with it."""
+    """Each recipe and kind of offs runs in a process of its own, because a destroyed CUDA context ends the process."""
     program = pathlib.Path(__file__).with_name("hostile_offs.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

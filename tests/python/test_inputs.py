@@ -1,4 +1,4 @@
-"""Inputs of every kind that is legal: strided, expanded, empty, many groups, garbage that must not matter, gradients."""
+"""All kinds of legal inputs: strided, expanded, empty, many groups, arbitrary values in padding, and tensors with gradients."""
 
 import math
 
@@ -12,7 +12,7 @@ from support import CASES, Case, as_bytes, as_tuple, assert_same_bytes, call, ra
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values in memory of another order, with gaps and an offset."""
+    """The same values with other strides: transposed in memory, with gaps and an offset."""
     big = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1] + 3, dtype=torch.uint8, device=tensor.device)
     if tensor.element_size() != 1:
         big = big.to(tensor.dtype)
@@ -112,7 +112,7 @@ def test_results_do_not_depend_on_the_number_of_threads():
             assert_same_bytes(actual, expected)
 
 
-# ---- what must not matter -----------------------------------------------------------------------------------------------------
+# ---- values that must not affect results --------------------------------------------------------------------------------------
 
 
 GARBAGE = (math.nan, math.inf, 3e38)
@@ -133,7 +133,7 @@ def test_rows_past_the_last_group_never_matter(garbage, device):
     ]
     for op in calls:
         assert_same_bytes(op(dirty), op(x))
-    # The same of an operand: bytes past the groups do not reach what is made from it.
+    # The same holds for operands: bytes past the groups must not affect results.
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
     clean = (
         moxie.dequantize_rowwise(qdata, scale, offs=offs),
@@ -250,5 +250,5 @@ def test_ops_run_in_inference_mode(device):
     with torch.inference_mode():
         results = moxie.quantize_both(x)
         assert_same_bytes(results, expected)
-        out = tuple(torch.empty_like(t) for t in results)  # inference tensors, which have no version to count up
+        out = tuple(torch.empty_like(t) for t in results)  # inference tensors, which have no version counter
         assert_same_bytes(moxie.quantize_both(x, out=out), expected)

@@ -1,6 +1,6 @@
-"""What is installed: the layout of a wheel, torch's version at import, find_package(Moxie), and pip's way into the build.
+"""The installed package: its files, the check of torch's version at import, find_package(Moxie), and the build backend for pip.
 
-Nothing is compiled: the build folder that the tests run from is installed as a wheel would hold it.
+Nothing is compiled: the tests install the existing build folder in the layout of a wheel.
 """
 
 import importlib.util
@@ -108,7 +108,7 @@ def configure(prefix: pathlib.Path, folder: pathlib.Path, *args: str, components
 
 @pytest.fixture
 def other_torch(tmp_path) -> pathlib.Path:
-    """What CMake sees of a torch of another minor version."""
+    """A folder that CMake takes for a torch of another minor version."""
     prefix = tmp_path / "other"
     (prefix / "include" / "torch").mkdir(parents=True)
     (prefix / "include" / "torch" / "library.h").touch()
@@ -118,7 +118,7 @@ def other_torch(tmp_path) -> pathlib.Path:
 
 @needs_build
 def test_find_package_takes_the_torch_that_it_was_built_with(site_packages, tmp_path):
-    """Without a word about Python, whatever PATH has."""
+    """It needs no setting for Python, and does not depend on PATH."""
     rest = "get_target_property(found Moxie::libtorch INTERFACE_INCLUDE_DIRECTORIES)\nmessage(STATUS ${found})\n"
     code, text = configure(site_packages / "moxie", tmp_path / "project", rest=rest)
     assert code == 0 and str(pathlib.Path(torch.__file__).parent.resolve()) in resolved(text), text
@@ -146,7 +146,7 @@ def test_find_package_of_core_looks_for_no_torch(site_packages, tmp_path, other_
     assert code == 0 and "Moxie::torch is left out: this Moxie was built with torch" in text and "COMPONENTS core" in text
 
 
-# ---- pip's way in -------------------------------------------------------------------------------------------------------------
+# ---- the build backend for pip ------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

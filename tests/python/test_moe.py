@@ -208,16 +208,16 @@ def test_the_layer_compiles_as_one_graph_with_its_backward(device):
         leaves = [x, *layer.parameters()]
         y, expected = compiled(x), layer(x)
         grads, expected_grads = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, leaves, dy)
-        # Inductor adds the two gradients of x, from the router and from the experts, before it rounds; else the first, which is
-        # the smaller one, is rounded too, by a quarter of a step on average.
+        # Eager mode rounds both gradients of x, from the router and from the experts, and then their sum. Inductor rounds
+        # only the sum. The router's gradient, the smaller one, is rounded by a quarter of a step on average.
         of_dx = rounded(BF16_STEP / 4, BF16_STEP, count=x.numel())
         if device == "cpu":
             assert torch.equal(y, expected)
             assert all(torch.equal(a, e) for a, e in zip(grads[1:], expected_grads[1:]))
             assert difference(grads[0], expected_grads[0]) <= of_dx
             continue
-        # A GPU's compiled sigmoid and quotient are others: the weights of rows are some f32 steps apart. With them y is rounded
-        # once; dy is rounded and quantized, and what w2 makes of it is again.
+        # On a GPU inductor's sigmoid and division differ from eager mode's by a few f32 ulps, so the routing weights differ.
+        # y is rounded once after it is weighted; the weighted dy is rounded and quantized, and so is its product with w2.
         of_weights = 2.0**-21
         assert difference(y, expected) <= rounded(of_weights, BF16_STEP, count=y.numel())
         of_dy = rounded(of_weights, BF16_STEP, E4M3_STEP, count=2 * y.numel())

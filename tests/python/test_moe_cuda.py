@@ -1,4 +1,4 @@
-"""The layer on a GPU: no result is waited for, and one captured graph serves every routing."""
+"""The layer on a GPU never synchronizes with the host, and one CUDA graph serves every routing."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ RECIPES = ("bf16", "mxfp8_rceil", "mxfp8_rceil_128")
 
 
 def make(recipe: str, device: str = "cuda", collect_stats: bool = False):
-    """The layer and tokens, the same ones on every device."""
+    """Makes a layer and tokens, with the same values on every device."""
     torch.manual_seed(0)
     layer = moxie.nn.MoE(
         128,
@@ -101,8 +101,8 @@ def test_rows_of_tokens_are_never_in_memory():
     assert by_steps - fused >= tokens * top_k * dim * 2
 
 
-# What two devices' products differ by: f32 sums of at most 300 products in other orders, or what gemm_sm90_test grants Hopper's
-# FP8 sums, 70 dB.
+# The relative difference of products on two devices: f32 sums of at most 300 terms in different orders, or, for Hopper's FP8
+# tensor cores, the 70 dB that gemm_sm90_test allows.
 OF_PRODUCT = {"bf16": 2.0**-18, "mxfp8_rceil": 2.0**-18, "mxfp8_rceil_128": 10 ** (-70 / 20)}
 
 
@@ -110,24 +110,24 @@ OF_PRODUCT = {"bf16": 2.0**-18, "mxfp8_rceil": 2.0**-18, "mxfp8_rceil_128": 10 *
 def test_the_gpu_gives_the_results_of_the_cpu(recipe):
     (layer, x), (other, tokens) = make(recipe, collect_stats=True), make(recipe, "cpu", collect_stats=True)
     routing, expected = layer.router(x), other.router(tokens)
-    # Nothing can be said of a token that goes to other experts. Here the last chosen and the next score are 2^-16 apart or
-    # more, and logits, f32 sums of 128 products, about 2^-20.
+    # Results are comparable only if both devices choose the same experts. They do: the scores of the last chosen and the next
+    # expert differ by at least 2^-16, and logits, f32 sums of 128 products, by about 2^-20 between devices.
     assert torch.equal(routing.ids.cpu(), expected.ids)
     assert difference(routing.weights, expected.weights) < 2**-18
     dy = torch.randn(300, 128, dtype=torch.bfloat16)
     quantized = [] if recipe == "bf16" else [E4M3_STEP]
-    # h and a are rounded between two products, and so are da and dh, to which three products lead; what follows is rounded as
-    # the rows of experts, as the sum of a token's rows, and once more with the shared expert.
+    # Up to three products come before dh. h, a, da and dh are rounded between products. The output is rounded three times more:
+    # as the rows of experts, as the sum of a token's rows, and after the shared expert is added.
     between = rounded(3 * OF_PRODUCT[recipe], BF16_STEP, BF16_STEP, *quantized, count=600 * 256)
     names = ["y", "dx", *(name for name, _ in layer.named_parameters())]
     results = zip(names, step(layer, x, dy.cuda()), step(other, tokens, dy), strict=True)
     for name, actual, expected in results:
         budget = rounded(between, BF16_STEP, BF16_STEP, BF16_STEP, count=actual.numel())
-        # The weights of a token add up to 1: their gradients are differences, of which only about half is left.
+        # The weights of a token add up to 1, so their gradients are differences of similar numbers: twice the relative error.
         assert difference(actual, expected) < budget * (2 if name == "router.gate.weight" else 1), name
     assert torch.equal(layer.experts.stats[..., -1].cpu(), other.experts.stats[..., -1])
     decibels, expected = moxie.sqnr(layer.experts.stats).cpu(), moxie.sqnr(other.experts.stats)
     assert torch.equal(decibels.isinf(), expected.isinf())
-    # What is quantized differs by 2^-9 at most (two products and two roundings to bf16), its square is 2^-8 of the noise that
-    # is 30 dB below the signal, and that makes 0.02 dB.
+    # The quantized values differ by at most 2^-9 between devices (two products and two roundings to bf16). The square of that is
+    # 2^-8 of the noise, which is 30 dB below the signal; this changes the SQNR by 0.02 dB.
     assert ((decibels - expected)[expected.isfinite()].abs() < 0.1).all()

@@ -1,4 +1,5 @@
-"""The layer quantizes its rows as it takes them from the tokens: the bytes of permute, then expert_mlp, without the rows."""
+"""The layer quantizes rows while it permutes tokens. The results have the bytes of permute followed by expert_mlp, but the
+permuted rows are never in memory."""
 
 import functools
 
@@ -15,7 +16,7 @@ import moxie.nn
 from support import assert_same_bytes
 
 RECIPES = moxie.recipe_names()
-KEEP_ROWS = ("bf16", "fp8_rowwise", "mxfp8_rceil_wgrad_with_hp")  # for dw, in bf16 or by rows: nothing to fuse with
+KEEP_ROWS = ("bf16", "fp8_rowwise", "mxfp8_rceil_wgrad_with_hp")  # recipes that cannot fuse permute with quantization
 BLOCKS = [name for name in RECIPES if name not in KEEP_ROWS]
 EXPERTS, DIM, HIDDEN = 4, 96, 40
 FP8 = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
@@ -57,7 +58,7 @@ def assert_same(actual, expected, what="") -> None:
 
 
 class Spy(TorchDispatchMode):
-    """Names of Moxie's ops, and every tensor that an op makes."""
+    """Records the names of Moxie's ops that run, and every tensor that an op makes."""
 
     def __init__(self):
         super().__init__()
@@ -73,13 +74,13 @@ class Spy(TorchDispatchMode):
 
 
 def storages(tensors) -> dict[int, int]:
-    """Their sizes, by address."""
+    """Maps the address of each tensor's storage to its size."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
 class ByStep(torch.autograd.Function):
-    """The layer behind its router, one op after the other in the order of docs/MOE.md: the routing weight meets the gradient in
-    SwiGLU's backward, so dy is quantized unweighted, and wgrad of w2 contracts weight * a."""
+    """The layer after its router, as single ops in the order of docs/MOE.md. The routing weights are applied in SwiGLU's
+    backward, so dy is quantized without them, and wgrad of w2 contracts dy with weight * a."""
 
     @staticmethod
     def forward(ctx, x, w13, w2, weights, route, recipe):
@@ -161,7 +162,7 @@ def test_rows_are_quantized_by_the_op_that_takes_them_in_the_forms_that_are_need
         leaves = [leaf.requires_grad_(need) for leaf, need in zip(tensors, needs)]
         with Spy() as spy:
             fused(*leaves, *routing, recipe=recipe)
-        # Forward contracts rows; backward makes the other form again.
+        # Forward makes the rowwise form only; backward makes the colwise form from x again.
         taken_by = "permute" if recipe in ("bf16", "fp8_rowwise") else "_permute_quantize one form"
         assert [name for name in spy.names if "permute" in name] == [taken_by], needs
         if any(needs):
@@ -211,7 +212,7 @@ def test_caches_and_main_gradients_give_the_same_bytes(recipe, device):
         assert of_node[name].any()
 
 
-# ---- inside what trains a model --------------------------------------------------------------------------------------------
+# ---- with torch.compile, checkpointing and autocast ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64), ids=str)

@@ -1,4 +1,4 @@
-"""What a layer of experts keeps: weights, state dicts, counts of rows, statistics of what quantization loses."""
+"""The state of an MoE layer: weights, state dicts, the load of each expert, and statistics of quantization errors."""
 
 import copy
 import pickle
@@ -167,7 +167,7 @@ def test_a_compiled_checkpoint_counts_once(device):
 
 
 def expected_stats(x, offs, recipe, part):
-    """The same numbers from the quantizers, in f64."""
+    """The expected statistics, computed from the quantizers in f64."""
     recipe = moxie.Recipe.from_name(recipe)
     wide = x.double()
     if recipe.scaling == "none" or (recipe.wgrad_with_hp and part in ("x_t", "dy_t")):
@@ -227,7 +227,7 @@ def test_statistics_are_of_the_form_that_a_pass_contracts(device, recipe, part):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_statistics_count_what_a_recipe_loses(device, recipe):
     x = torch.randn(40, 256, device=device)
-    x[3, 5] = 2.0**-60  # far below its block
+    x[3, 5] = 2.0**-60  # far smaller than the rest of its block, so it is flushed to 0
     signal, noise, flushed, clipped, count = moxie.quantization_stats(x, recipe=recipe).tolist()
     assert count == x.numel() and abs(signal - x.double().square().sum().item()) < 1e-6 * signal
     assert 0 < noise < signal * 10**-2.5

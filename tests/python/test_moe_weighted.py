@@ -77,7 +77,8 @@ def test_the_gradient_of_a_weight_is_the_product_of_da_and_a(dtype, device):
     gate, up = h.double().chunk(2, 1)
     terms = da.double() * torch.nn.functional.silu(gate) * up
     by_row = dweights.flatten()[slot_of.long()].double()
-    # f32: three roundings and an ulp or two of the sigmoid in each term, and a sum of 200. bf16's sigmoid is good to 2^-20.
+    # In f32 each term has three roundings and an error of one or two ulps in the sigmoid, and 200 terms are summed. For bf16
+    # inputs the sigmoid is accurate to 2^-20.
     bound = terms.abs().sum(1) * ((8 + width) * 2.0**-24 + (2.0**-20 if dtype == torch.bfloat16 else 0))
     assert ((by_row - terms.sum(1)).abs() <= bound).all()
     factor = weights.flatten()[slot_of.long()].double().unsqueeze(1)
@@ -129,7 +130,7 @@ def test_backward_twice_through_a_kept_graph_gives_the_same_bytes(device):
 
 
 class FailsAt(TorchDispatchMode):
-    """The n-th op raises, as where memory has run out."""
+    """Raises at the n-th op, as if memory had run out."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -171,7 +172,7 @@ def test_what_a_hook_holds_is_not_given_back(device):
         assert_same_bytes(t, b)
 
 
-# ---- inside what trains a model ------------------------------------------------------------------------------------------------
+# ---- with torch.compile, checkpointing and autocast ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("selective", (False, True))

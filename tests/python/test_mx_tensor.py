@@ -123,7 +123,7 @@ def test_it_is_saved_and_loaded_with_weights_only(device):
 
 
 def test_a_new_process_loads_it_with_weights_only(tmp_path):
-    """Without ever having named it: importing moxie is enough."""
+    """Importing moxie is enough; the new process need not import MXTensor."""
     mx = MXTensor.to_mx(torch.randn(40, 96))
     torch.save(mx, tmp_path / "mx.pt")
     script = (
@@ -196,14 +196,14 @@ def test_its_product_is_that_of_the_same_values_quantized_in_the_call(recipe, dt
     for leaf in (False, True):
         y, dx, dw, dbias = run_mx(problem, recipe, leaf=leaf)
         assert_same_bytes((y, dx, dbias), (expected.y, expected.dx, expected.dbias))
-        # wgrad sees x through one quantization more.
+        # wgrad quantizes x a second time, so dw has more noise.
         assert dw.dtype == dtype and sqnr(dw, expected.dw) > 30
         assert not dw[1].any() and not dx[-9:].any()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_its_wgrad_is_that_of_its_values(recipe, device):
-    """Exactly the dw of dynamic quantization when that quantizes what the MXTensor stands for."""
+    """dw equals, bit for bit, that of grouped_mm with the dequantized MXTensor as x."""
     fields = moxie.Recipe.from_name(recipe)
     problem = gaussian(RAGGED, 72, 160, device=device)
     mx = MXTensor.to_mx(problem.x, block=fields.activations, rule=fields.rule)

@@ -1,4 +1,4 @@
-"""What users of torchao write, and what they get: MXFP8Linear, MXTensor's attributes and ops, torchao's own objects."""
+"""Code written for torchao runs with Moxie: MXFP8Linear, the attributes and ops of MXTensor, and torchao's own objects."""
 
 import inspect
 
@@ -36,7 +36,7 @@ def test_the_linear_has_the_accuracy_of_1x32_where_blocks_hold_outliers(device):
     x[:, ::128] *= 2.0**16
     rest = x.clone()
     rest[:, ::128] = 0
-    # What is left of the elements beside the outliers, through y with the outliers' own weights at 0.
+    # The weights of the outliers are 0, so y depends on the other elements only, and shows how accurate they are.
     with torch.no_grad():
         linear.weight[:, ::128] = 0
     expected = rest @ linear.weight.t()
@@ -230,6 +230,20 @@ def test_kernel_preferences_pass_through_a_graph():
 
 
 # ---- biases and configs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", (40, 1))
+def test_rows_past_the_last_group_have_no_bias(rows):
+    x, w, offs = torch.randn(40, 64), torch.randn(2, 96, 64), torch.tensor([13, 30], dtype=torch.int32)
+    bias = torch.randn(rows, 96, requires_grad=True)
+    y = compat._to_mxfp8_then_scaled_grouped_mm(x, w.mT, offs, bias, torch.float32)
+    one_per_group = bias.detach()[:1].expand(2, -1).contiguous()
+    if rows == 1:
+        assert torch.equal(y, compat._to_mxfp8_then_scaled_grouped_mm(x, w.mT, offs, one_per_group, torch.float32))
+    assert y[:30].abs().min() > 0 and not y[30:].any()
+    y.sum().backward()
+    expected = torch.ones(40, 96).where(torch.arange(40).unsqueeze(1) < 30, 0.0)
+    assert torch.equal(bias.grad, expected if rows > 1 else expected.sum(0, keepdim=True))
 
 
 @pytest.mark.parametrize("rows", (1, 101))

@@ -62,7 +62,7 @@ def _members(op: str, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
     members = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, GroupedExperts) and getattr(module, "member", None) is not None:
-            for weight in ("w13", "w2"):
+            for weight in ("w13", "w2") if module.b13 is None else ("w13", "w2", "b13", "b2"):
                 # As get_model_state_dict does: without the prefixes of DDP, torch.compile and checkpoint_wrapper.
                 members.update(dict.fromkeys(_get_fqns(model, f"{name}.{weight}".lstrip(".")), module.member))
     if missed := sorted(members.keys() - set(names)):
@@ -75,7 +75,8 @@ def whole_experts(op: str, model: nn.Module, state: dict[str, Any]) -> dict[str,
     members = _members(op, model, state["model"])
 
     def placed(name: str, value: Any) -> Any:
-        if not isinstance(value, Tensor) or value.dim() != 3:
+        # Of three dims: weights of experts. Of two: their biases, which only a group splits.
+        if not isinstance(value, Tensor) or not (value.dim() == 3 or (value.dim() == 2 and name in members)):
             return value
         return _chunks_of(value, members.get(name))
 
