@@ -33,7 +33,8 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
       spawn({.program = program, .args = args, .err = STDERR_FILENO, .signals = before_});
   int status = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
-    if (Clock::now() - start >= timeout) {
+    // In milliseconds: the longest timeout has no number of nanoseconds.
+    if (std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start) >= timeout) {
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
       return kTimedOut;
