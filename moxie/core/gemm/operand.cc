@@ -12,6 +12,7 @@ void check_bias(std::string_view op, const std::optional<ConstFloatView>& bias, 
 
 void check_gemm_operand(std::string_view op, std::string_view argument,
                         const GemmOperand& operand) {
+  static_assert(sides_are<1, 32, 128>());
   const int outer_block = operand.outer_block, k_block = operand.k_block;
   MOXIE_CHECK(outer_block == 1 || outer_block == 32 || outer_block == 128, op, ": ", argument,
               " must have blocks of 1, 32 or 128 outer elements, got ", outer_block);

@@ -31,6 +31,7 @@ struct Place {
 // ceil(count / side) as a shift, because it is on the critical path of kernels. Sides of blocks are
 // 1, 32 or 128.
 constexpr int64_t blocks_of(int64_t count, int side) {
+  static_assert(sides_are<1, 32, 128>());
   const int shift = side == 1 ? 0 : side == 32 ? 5 : 7;
   return (count + side - 1) >> shift;
 }

@@ -82,6 +82,7 @@ struct TileScales {
   //             padding of the last quad
   //   swizzled  a tile is exactly one tile of swizzled scales, written whole with its padding
   __device__ void store(const TileOut& out, int line, uint32_t codes) const {
+    static_assert(sides_are<1, 32, 128>());
     const int inside = line < out.outer ? (out.k + kMxBlock - 1) / kMxBlock : 0;
     if (form.layout == ScaleLayout::kSwizzled) {
       const int64_t at =

@@ -75,6 +75,7 @@ __device__ Amax<T> block_amax(const Amax<T> (&columns)[kWarps][kFragmentLanes], 
   return amax;
 }
 static_assert(kMxBlock == 2 * kWarpRows, "two warps share a block of 32 rows");
+static_assert(sides_are<1, 32, 128>());
 
 // Stores the rowwise form of this thread's fragment, and its scale codes in s.row_code. Four
 // neighbouring lanes have the codes of the same 32 columns; each writes those of two rows.

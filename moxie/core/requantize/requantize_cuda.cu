@@ -63,6 +63,7 @@ namespace {
   for (uint32_t& two : amax.word) two = most;
 }
 static_assert(kRowBlocks * sizeof(uint32_t) == sizeof(uint4));
+static_assert(sides_are<1, 32, 128>());
 
 // Stores a full tile by TMA, and a partial tile (at the end of a group or of the tensor) from
 // threads. `x` and `y` are its coordinates along k and along the columns.
