@@ -176,9 +176,9 @@ def headline(report: dict) -> str:
         1 / rows[OURS][name] for rows in by_shape(report["rows"]).values() for name in ("times_bf16", "sustained_times_bf16")
     ]
     return (
-        "- **Fast on Hopper.** Forward and backward over ragged groups, all quantization included, are "
+        "**Fast on Hopper:** forward and backward over ragged groups, all quantization included, are "
         f"{min(times):.2f} to {max(times):.2f} times as fast as torch's bf16 on an "
-        f"{report['machine']['name'].split()[-1]} ([Numbers](#numbers))."
+        f"{report['machine']['name'].split()[-1]} ([more](docs/PERFORMANCE.md))."
     )
 
 
@@ -265,11 +265,11 @@ def curves_table(report: dict) -> str:
 
 # (page, name in its marker, file of the results, table of them)
 TABLES = [
-    ("README.md", "cpu", f"{CPU}/ops.json", ops_table),
-    ("README.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
+    ("docs/PERFORMANCE.md", "cpu", f"{CPU}/ops.json", ops_table),
+    ("docs/PERFORMANCE.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
     ("README.md", "headline", f"{GPU}/grouped_mm.json", headline),
     ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", headline_table),
-    ("README.md", "grouped_mm_recipes", f"{GPU}/grouped_mm_recipes.json", recipes_table),
+    ("docs/PERFORMANCE.md", "grouped_mm_recipes", f"{GPU}/grouped_mm_recipes.json", recipes_table),
     ("docs/kernels/grouped_gemm.md", "products", f"{GPU}/grouped_mm.json", products_table),
     ("docs/kernels/grouped_gemm.md", "products_w2", f"{GPU}/grouped_mm_w2.json", products_table),
     ("docs/kernels/grouped_gemm.md", "steps_w2", f"{GPU}/grouped_mm_w2.json", headline_table),
