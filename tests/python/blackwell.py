@@ -1,4 +1,4 @@
-"""A replacement for torch's block-scaled grouped product on a CPU: it decodes the operands and multiplies in f32.
+"""Stands in for torch's block-scaled grouped product on a CPU: decodes the operands and multiplies them in f32.
 
 It is written from torch's documentation of the layouts, independently of Moxie's swizzle. It checks the shapes and strides that
 torch checks, and writes NaN where torch's kernel writes nothing: rows past the last group, and results of empty groups.
@@ -12,7 +12,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def unswizzled(codes: torch.Tensor, base: int, rows: int, cols: int) -> torch.Tensor:
-    """The scales [rows, cols] that start at byte `base`, in tiles of 128 x 4, as f32."""
+    """Decodes the e8m0 scales [rows, cols] that start at byte `base` of `codes` and lie in tiles of 128 x 4 (Blackwell's layout).
+    Returns them as f32."""
     r, c = torch.arange(rows)[:, None], torch.arange(cols)[None, :]
     at = (r // 128 * -(-cols // 4) + c // 4) * 512 + r % 32 * 16 + r % 128 // 32 * 4 + c % 4
     picked = codes.flatten()[base + at]
@@ -20,7 +21,7 @@ def unswizzled(codes: torch.Tensor, base: int, rows: int, cols: int) -> torch.Te
 
 
 def decoded(qdata: torch.Tensor, codes: torch.Tensor, base: int) -> torch.Tensor:
-    """Row-major qdata [rows, k], k in whole blocks of 32, times its scales."""
+    """Decodes qdata [rows, k] to f32: multiplies each element by the scale of its 1x32 block. k must be a multiple of 32."""
     rows, k = qdata.shape
     return qdata.float() * unswizzled(codes, base, rows, k // 32).repeat_interleave(32, 1)
 
@@ -45,7 +46,7 @@ def rows_times_weights(a, b, codes_a, codes_b, groups):
     for g, (begin, end) in enumerate(groups):
         left = decoded(a[begin:end], codes_a, start * cols)
         out[begin:end] = (left @ decoded(b[g], codes_b[g], 0).T).bfloat16()
-        start += round_up(end - begin, 128)  # the scales of each group start at a new tile of 128 rows
+        start += round_up(end - begin, 128)  # each group's scales begin at a new tile of 128 rows
     return out
 
 

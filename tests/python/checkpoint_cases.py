@@ -1,4 +1,5 @@
-"""Cases of test_distributed.py: checkpoints across world sizes and meshes."""
+"""Cases that test_distributed.py runs on every rank: checkpoints that are saved on one mesh and loaded on another, of another
+size or shape."""
 
 import copy
 
@@ -58,7 +59,8 @@ def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
     optimizer = trained(model, grid["dp"].get_local_rank())
     wanted = state_of(model, optimizer)
     checkpoint.save(folder, 4, model, optimizer, extra={"tokens": 77, "seed": "a"})
-    # Fewer ranks load the checkpoint with another sharding, then one rank does. Each saves it again, and all ranks load that.
+    # Half of the ranks load the checkpoint with another sharding, then a single rank loads it whole. Each time they save it under
+    # a new step, and all ranks load that.
     for step, mesh in ((2, smaller), (1, one)):
         other = None
         if world.rank < mesh.size():
@@ -82,7 +84,7 @@ def checkpoints_move_between_world_sizes_and_meshes(world: World) -> None:
 
 def wrapped(layer: moxie.nn.MoE, wrapper: str) -> nn.Module:
     if wrapper == "DistributedDataParallel":
-        names = ["experts.w13", "experts.w2"]  # the parameters that differ between ranks
+        names = ["experts.w13", "experts.w2"]  # every rank has its own experts, so DDP must not average their gradients
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(layer, names)
         return DistributedDataParallel(layer)
     layer.experts = checkpoint_wrapper(layer.experts) if wrapper == "checkpoint_wrapper" else torch.compile(layer.experts)

@@ -45,7 +45,7 @@ def main(folder: pathlib.Path, kills: int, seed: int) -> None:
                 finally:
                     os._exit(1)
             ranks.append(child)
-        # Wait for the first save, then for a random time.
+        # Wait until the ranks have saved once, and then for a random time, so that the kill falls anywhere in a later save.
         deadline = time.monotonic() + 120
         while not any((folder / "run").glob(f"step-{last + 1:08d}/{checkpoint.MARKER}")) and time.monotonic() < deadline:
             time.sleep(0.01)

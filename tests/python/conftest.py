@@ -54,6 +54,7 @@ def finished(tmp_path_factory):
 
 @pytest.fixture
 def sm100():
-    """Makes every call take the Blackwell path. Gives a list of the number of dims of each product's second operand."""
+    """Plans every call as for a Blackwell GPU (sm100), with a stand-in for torch's product. Yields a list to which each product
+    appends the number of dims of its second operand."""
     with pretended_gpu("sm100", stand_in) as calls:
         yield calls

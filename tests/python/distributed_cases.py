@@ -1,4 +1,4 @@
-"""Cases of test_distributed.py: FSDP2 and tensor parallelism."""
+"""Cases that test_distributed.py runs on every rank: training with FSDP2 and with tensor parallelism."""
 
 import copy
 import warnings
@@ -37,7 +37,7 @@ EXACT = float("inf")
 
 
 class Experts(nn.Module):
-    """3D parameters and torch's grouped product, as quantize_ finds them in other people's models."""
+    """A model of plain torch with 3D expert weights and torch's grouped product, which quantize_ converts."""
 
     def __init__(self):
         super().__init__()
@@ -77,7 +77,7 @@ def a_model_may_be_converted_before_or_after_it_is_sharded(world: World) -> None
         loss_of_rank(model, world.rank).backward()
         assert_close(gradients(model), wanted, EXACT if world.size == 2 else 100)
     assert not report.unused
-    moxie.quantize_(after, "bf16")  # another recipe also reaches the parameters that were gathered before
+    moxie.quantize_(after, "bf16")  # after another conversion, the next gathers must hand out weights with the new recipe
     plain = copy.deepcopy(master)
     moxie.quantize_(plain, "bf16")
     wanted = accumulated(plain, world.size)
@@ -113,7 +113,7 @@ def a_weight_cache_is_not_used_for_a_gathered_weight(world: World) -> None:
 
 
 class Both(nn.Module):
-    """A linear of whole blocks on every rank, and a layer."""
+    """An MoE layer, then an MXLinear whose shard on each rank has 128 rows: whole blocks, as FP8 gathers need."""
 
     def __init__(self, ranks: int, recipe: str):
         super().__init__()
@@ -147,7 +147,8 @@ def fsdp_gathers_weights_in_fp8(world: World) -> None:
                 forward = gathers.calls
                 loss.backward()
                 counts.append((forward, gathers.calls, gathers.nbytes))
-            assert counts[0][:2] == counts[1][:2] == (3, 5), counts  # the root's group stays gathered until backward
+            # Both gather all 3 groups in forward and 2 again in backward: FSDP2 keeps the root's group gathered in between.
+            assert counts[0][:2] == counts[1][:2] == (3, 5), counts
             if dtype == torch.bfloat16:
                 assert counts[1][2] <= 0.505 * counts[0][2], counts
             optimizer.step()
@@ -156,7 +157,7 @@ def fsdp_gathers_weights_in_fp8(world: World) -> None:
 
 
 def check_gathered(model: nn.Module, names: list[str], block: str, dtype: torch.dtype, recipe: str) -> None:
-    """The weights that are gathered now are what quantizing the whole master in one process gives."""
+    """Asserts that gathering gives the weights that one process would get by quantizing the whole f32 master."""
     for path, _, name in (one.rpartition(".") for one in names):
         owner = model.get_submodule(path)
         master = getattr(owner, name).full_tensor()
@@ -166,7 +167,8 @@ def check_gathered(model: nn.Module, names: list[str], block: str, dtype: torch.
         owner.reshard()
         wanted = moxie.dequantize_rowwise(*moxie.quantize_rowwise(stacked, block=block), block=block, dtype=dtype)
         assert gathered.dtype == dtype and torch.equal(gathered, wanted), name
-        if moxie.Recipe.from_name(recipe).weights == block:  # and the product reads the master's values
+        # Quantizing the gathered weight for the product must give the same values as quantizing the f32 master.
+        if moxie.Recipe.from_name(recipe).weights == block:
             rows, columns = (moxie.quantize_weights(w, recipe=recipe) for w in (gathered, stacked))
             for part in (0, 2):
                 pairs = [moxie.dequantize_rowwise(one[part], one[part + 1], block=block, dtype=dtype) for one in (rows, columns)]
@@ -200,7 +202,8 @@ def one_product_takes_every_placement(world: World) -> None:
 
 
 def split_product(x, w, offs, bias, dy, placement, size: int) -> dict[str, Tensor]:
-    """The same splits in one process."""
+    """Computes in one process what the ranks compute: splits w as `placement` does and multiplies part by part. Returns y and the
+    gradients."""
     x, w, bias = (t.clone().requires_grad_() for t in (x, w, bias))
     if not isinstance(placement, Shard) or placement.dim == 0:
         y = moxie.grouped_mm(x, w, offs, bias=bias)
@@ -280,7 +283,8 @@ def linears_take_torchs_styles(world: World) -> None:
 
 
 def split_layer(layer: moxie.nn.MoE, size: int):
-    """The layer's forward with the hidden features of its experts in `size` parts, in one process."""
+    """Returns a function that computes the layer's forward in one process with the experts' hidden features cut into `size`
+    parts, as tensor parallelism cuts them."""
 
     def parts(experts):
         gates, ups = experts.w13.chunk(2, 1)
@@ -290,7 +294,9 @@ def split_layer(layer: moxie.nn.MoE, size: int):
         ]
 
     def forward(x):
-        x = x.view_as(x)  # so that gradients of the layer are added up before those around it
+        # A view of x, so that autograd adds up the layer's gradients of x before it adds those of the layer's surroundings, as
+        # the ranks do.
+        x = x.view_as(x)
         routing = layer.router(x)
         offs, slot_of, row_of = moxie.route(routing.ids, E)
         route = {"slot_of": slot_of, "row_of": row_of, "top_k": K, "weights": routing.weights, "recipe": layer.experts.recipe}
@@ -326,7 +332,7 @@ def experts_are_sharded_by_their_hidden_features(world: World) -> None:
             got = {"y": y, "dx": dx, **gradients(layer)}
             weights = [name for name in got if "experts" in name]
             assert_close({n: got[n] for n in weights}, {n: wanted[n] for n in weights}, EXACT)
-            # The sum of the shared expert and the routed ones is rounded in another order.
+            # With a shared expert, the ranks add up its output and that of the routed experts in another order than one process.
             least = EXACT if size == 2 and shared is None else 45
             assert_close(got, wanted, least)
         state = {name: whole(tensor) for name, tensor in layer.state_dict().items()}
@@ -342,7 +348,7 @@ def fsdp_over_tensor_parallelism(world: World) -> None:
     forwards = {}
 
     def split(model: Model, rank: int) -> Tensor:
-        # As the ranks do: the linear whole, the experts in two parts.
+        # Tensor parallelism splits only the MoE layer here, in two parts; every rank computes the linear and the head whole.
         moe = forwards.setdefault(id(model), split_layer(model.moe, 2))
         x = tokens(rank)
         x = x + model.up(x)
@@ -358,7 +364,8 @@ def fsdp_over_tensor_parallelism(world: World) -> None:
             names = moxie.distributed.quantize_all_gather_(model.moe)
             assert names == ["experts.w13", "experts.w2"], names
         loss_of_rank(model, mesh["dp"].get_local_rank()).backward()
-        assert_close(gradients(model), wanted, 20 if quantized else EXACT)  # 20: weights are rounded from f32, not from bf16
+        # Only 20 dB with FP8 gathers: they round weights from f32, the reference from bf16.
+        assert_close(gradients(model), wanted, 20 if quantized else EXACT)
 
 
 def a_layer_takes_dtensors_without_a_style(world: World) -> None:
@@ -375,7 +382,7 @@ def a_layer_takes_dtensors_without_a_style(world: World) -> None:
         for given in (x, distribute_tensor(x, mesh, [Replicate()]), distribute_tensor(x, mesh, [Shard(0)])):
             y = other(given)
             assert isinstance(y, DTensor) and y.shape == x.shape
-            assert decibels(whole(y), wanted) >= 45  # each rank rounds its part of a token's sum to bf16
+            assert decibels(whole(y), wanted) >= 45  # each rank rounds its part of a token's sum to bf16, so y is not exact
     y = layer(distribute_tensor(x, mesh, [Shard(0)]))
     assert torch.equal(whole(y), wanted)
 

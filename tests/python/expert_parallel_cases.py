@@ -1,5 +1,5 @@
-"""Cases of test_expert_parallel.py, run on every rank by ranks.py. Each compares the layer over a group with the layer of one
-process that gets the tokens of all ranks."""
+"""Cases that test_expert_parallel.py runs on every rank (through ranks.py). Each compares an MoE layer whose experts are spread
+over the ranks with the layer of one process that gets the tokens of all ranks."""
 
 import dataclasses
 import functools
@@ -34,13 +34,13 @@ def inputs(kind: str, tokens: int, dtype) -> torch.Tensor:
 
 
 def layers(size: int, group, dtype=torch.bfloat16, skewed=False, **options):
-    """Makes the layer of one process and the layer over the group, with the same weights."""
+    """Makes an MoE layer in one process and one whose experts are spread over the group, with the same weights."""
     wire = options.pop("wire", None)
     torch.manual_seed(1)
     local = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype, **options)
     torch.manual_seed(1)
     parallel = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype, ep_group=group, wire=wire, **options)
-    if skewed:  # all tokens to experts 0 to 2: the other ranks get none
+    if skewed:  # the bias makes every token choose experts 0 to 2, so ranks without these experts get no rows
         with torch.no_grad():
             for layer in (local, parallel):
                 layer.router.bias[:TOP_K] += 100
@@ -66,7 +66,7 @@ def summed(x: torch.Tensor) -> torch.Tensor:
 
 
 def shares(rank: int, size: int, counts=None):
-    """The slice of the concatenated tokens that belongs to this rank, and the number of all tokens."""
+    """Returns the slice of the concatenated tokens that belongs to this rank, and the number of all tokens."""
     counts = counts or [TOKENS] * size
     first = sum(counts[:rank])
     return slice(first, first + counts[rank]), sum(counts)
@@ -203,7 +203,7 @@ def no_gradients_on_some_ranks_is_an_error_on_all(rank, size):
         error = error_of(lambda: parallel(inputs("normal", TOKENS, torch.bfloat16)))
     assert isinstance(error, ValueError) and "gradients" in str(error), error
     assert ("rank 1" in str(error)) and "group" in str(error), error
-    with torch.no_grad():  # then with no tokens on any rank
+    with torch.no_grad():  # if no rank needs gradients, the call works
         assert parallel(inputs("normal", TOKENS, torch.bfloat16)).shape == (TOKENS, DIM)
     with torch.inference_mode():
         assert parallel(inputs("normal", TOKENS, torch.bfloat16)).shape == (TOKENS, DIM)
@@ -265,7 +265,7 @@ def wrong_ends_of_groups_are_refused_before_anything_is_sent(rank, size):
     huge = offs.clone()
     huge[1] = 2**31 - 1
     wrong = {"must not decrease": [offs.flip(0), huge, -offs - 1], "must end at the": [offs.clamp(max=len(slot_of) - 1)]}
-    if rank == 0:  # only rank 0 calls; the other ranks must not be waited for
+    if rank == 0:  # only rank 0 calls: it must raise before it sends anything, or this would wait for the other ranks forever
         for words, all_ends in wrong.items():
             for ends in all_ends:
                 call = lambda ends=ends: parallel.experts(
@@ -480,7 +480,7 @@ def received_tokens_are_kept_once_and_in_fp8(rank, size):
 
 @case
 def a_compiled_layer_gives_the_same_bits(rank, size):
-    if size != 2:  # tracing takes seconds, and one world size is enough for this test
+    if size != 2:  # tracing takes seconds, and one number of ranks is enough
         return
     local, parallel = layers(size, dist.group.WORLD, balance="loss")
     mine, total = shares(rank, size)
@@ -495,7 +495,7 @@ def a_compiled_layer_gives_the_same_bits(rank, size):
 
 
 class Counted(dist.ProcessGroup):
-    """Passes all-to-alls on, and notes the bytes that each sends."""
+    """Forwards all-to-alls to `inner` and appends to `sent` how many bytes each of them sends to each rank."""
 
     def __init__(self, inner):
         super().__init__(inner.rank(), inner.size())
@@ -518,7 +518,7 @@ class Counted(dist.ProcessGroup):
 
 
 def count_bytes(group, layer, x, dy):
-    """The bytes sent to each rank for the counts, x, y, dy and dx, in this order."""
+    """Runs a step. Returns the bytes sent to each rank in each exchange: counts of rows, x, y, dy and dx."""
     counted = Counted(group)
     name = f"counted.{len(COUNTED)}"
     COUNTED.append(counted)
@@ -539,7 +539,7 @@ def round16(count: int) -> int:
 
 
 def expected_bytes(ids, size, dim, block, element, experts):
-    """The bytes that docs/EXPERT_PARALLEL.md predicts for the ids [T, k] of one rank."""
+    """Computes the bytes that docs/EXPERT_PARALLEL.md predicts for one rank, whose tokens go to the experts `ids` [T, k]."""
     ranks_of = ids.long() // (experts // size)
     tokens = [int((ranks_of == rank).any(1).sum()) for rank in range(size)]
     pairs = [int((ranks_of == rank).sum()) for rank in range(size)]
@@ -565,7 +565,7 @@ def bytes_on_the_wire_are_those_of_the_formula(rank, size):
                     ids, size, DIM, block if wire == "fp8" else 0, dtype.itemsize, EXPERTS
                 )
                 assert sent[0] == counts and sent[1] == of_x and sent[3] == of_dy, (recipe, wire, sent)
-                # Results travel back from the experts' ranks, so the ranks that send them count their bytes.
+                # y (2) and dx (4) travel back from the experts' ranks, so what this rank gets is in the other ranks' lists.
                 for leg, of in ((2, 2), (4, 4)):
                     everyone = [None] * size
                     dist.all_gather_object(everyone, sent[leg])

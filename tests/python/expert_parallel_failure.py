@@ -1,4 +1,5 @@
-"""One rank of a group in which a rank dies or stalls in the middle of a step. The other ranks print their exception and its time.
+"""A program for one rank of a group whose last rank is killed or stalls in the middle of a step. Each other rank prints the
+exception it gets and after how many seconds.
 
 python expert_parallel_failure.py RANK SIZE STORE TIMEOUT killed|stalled forward|backward
 """

@@ -1,5 +1,5 @@
-"""The reference of a grouped product: quantizes and dequantizes the operands, then multiplies in f32. Gradients treat the
-quantizers as the identity (straight-through)."""
+"""A reference for grouped_mm: quantizes and dequantizes the operands, then multiplies in f32. Its gradients treat the quantizers
+as the identity (straight-through)."""
 
 import contextlib
 import dataclasses
@@ -36,7 +36,8 @@ class Problem:
 def gaussian(
     sizes, n: int, k: int, *, tail: int = 0, device: str = "cpu", dtype=torch.bfloat16, w_dtype=None, bias=None, seed: int = 0
 ) -> Problem:
-    """A problem with Gaussian values, groups of these sizes, and `tail` rows that are in no group. bias is None, "n" or "gn"."""
+    """Makes a problem with Gaussian values, groups of these sizes, and `tail` rows past the last group. bias is None, "n" (one
+    for all groups) or "gn" (one per group)."""
     generator = torch.Generator().manual_seed(seed)
     rows, groups = sum(sizes) + tail, len(sizes)
     normal = lambda *shape: torch.randn(shape, generator=generator)
@@ -51,7 +52,7 @@ class Results:
     dx: torch.Tensor | None = None
     dw: torch.Tensor | None = None
     dbias: torch.Tensor | None = None
-    before_bias: torch.Tensor | None = None  # |y| before the bias is added, if there is one
+    before_bias: torch.Tensor | None = None  # |y| before the bias was added; None without a bias
 
     def __iter__(self):
         return iter((self.y, self.dx, self.dw))
@@ -61,7 +62,7 @@ class Results:
 
 
 def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
-    """A problem in which every scale differs from its neighbours, so that reading a wrong scale changes the result."""
+    """Makes a problem in which neighbouring blocks have different scales, so that reading a wrong scale changes the result."""
     problem = gaussian(sizes, n, k, tail=7, **kwargs)
     for t in (problem.x, problem.w, problem.dy):
         t *= torch.exp2(torch.randint(-9, 10, t.shape)).to(t.dtype)
@@ -69,7 +70,7 @@ def varied(sizes, n: int = 96, k: int = 160, **kwargs) -> Problem:
 
 
 def run(problem: Problem, recipe="mxfp8_rceil_128", **kwargs) -> Results:
-    """Runs grouped_mm forward and backward. dy is cast to the dtype of y."""
+    """Runs grouped_mm forward and backward, with dy cast to the dtype of y. Returns y and the gradients."""
     x, w = problem.x.detach().requires_grad_(), problem.w.detach().requires_grad_()
     bias = None if problem.bias is None else problem.bias.detach().requires_grad_()
     y = moxie.grouped_mm(x, w, problem.offs, recipe=recipe, bias=bias, **kwargs)
@@ -86,7 +87,8 @@ def bounds(problem: Problem) -> list[tuple[int, int]]:
 
 
 def transposed(block: str) -> str:
-    """The block of w as dgrad contracts it."""
+    """Returns the block size to quantize w's colwise form with, given that of its rowwise form: 1x32 becomes 32x1, and square
+    blocks stay."""
     rows, cols = block_shape(block)
     return f"{cols}x1" if rows == 1 else block
 
@@ -97,7 +99,8 @@ def decoded_per_row(x, offs):
 
 
 def decoded_per_col(x, problem):
-    """Quantizes and decodes each group separately, because each column of a group has its own scale."""
+    """Quantizes each group of x by columns and decodes it to f32. Groups are separate calls, because each has its own scale per
+    column."""
     out = torch.zeros(x.shape, device=x.device)
     for begin, end in bounds(problem):
         qdata_t, scale_t = moxie.quantize_per_col(x[begin:end])
@@ -107,7 +110,7 @@ def decoded_per_col(x, problem):
 
 @dataclasses.dataclass
 class Operands:
-    """Each operand of the three passes, decoded to f32 and not transposed."""
+    """The operands of the three passes (forward, dgrad, wgrad), quantized, decoded to f32 and not transposed."""
 
     x: torch.Tensor
     w: torch.Tensor
@@ -183,7 +186,8 @@ def add_bias(y, problem: Problem) -> torch.Tensor:
 
 
 def straight_through(problem: Problem, recipe, y_dtype: torch.dtype | None = None) -> tuple[Results, Results]:
-    """The results of a recipe, and for each element the sum of the magnitudes of its terms."""
+    """Computes the results of a recipe and, for each element, the sum of the magnitudes of the terms that were added up for
+    it."""
     if isinstance(recipe, str):
         recipe = moxie.Recipe.from_name(recipe)
     if y_dtype is None:
@@ -202,13 +206,13 @@ def straight_through(problem: Problem, recipe, y_dtype: torch.dtype | None = Non
 
 
 def assert_products_equal(actual, expected, magnitude, what: str = "", before_bias=None) -> None:
-    """Asserts that the products differ by no more than the order of summation and the rounding to the result's dtype explain."""
-    # FP8 tensor cores keep fewer bits than f32 while they add the products of one instruction.
+    """Asserts that the results differ by no more than another order of summation and rounding to their dtype explain."""
+    # On a GPU the allowance is larger: FP8 tensor cores keep fewer bits than f32 while they add the products of one instruction.
     order = 2.0**-18 if actual.device.type == "cpu" else 2.0**-11
     rounding = 2.0**-8 if actual.dtype == torch.bfloat16 else 2.0**-20
     allowed = rounding * expected.abs() + order * magnitude
     if before_bias is not None and actual.device.type == "cuda":
-        allowed += rounding * before_bias  # torch's grouped product rounds before the bias is added (NUMERICS.md, section 10)
+        allowed += rounding * before_bias  # torch's product is rounded before the bias is added (NUMERICS.md, section 10)
     error = (actual.float() - expected).abs()
     wrong = ~(error <= allowed)
     assert not wrong.any(), (
@@ -228,7 +232,7 @@ def assert_straight_through(problem: Problem, recipe, **kwargs) -> Results:
 
 
 def decoded_product(problem: Problem, recipe: str) -> Results:
-    """The three passes as bf16 products of operands that were quantized with plain scales and decoded."""
+    """Quantizes the operands with plain scales, decodes them to bf16 and multiplies those. Returns y, dx and dw."""
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
     rowwise = lambda t, block, **of: moxie.dequantize_rowwise(
         *moxie.quantize_rowwise(t, block=block, rule=fields.rule, **of), block=block, **of
@@ -256,8 +260,8 @@ def assert_same_results(actual, expected, what="") -> None:
 
 @contextlib.contextmanager
 def pretended_gpu(kind: str, stand_in: Callable) -> Iterator[list]:
-    """Plans calls as for a GPU of this kind. On a CPU, stand_in(calls, ...) replaces torch's grouped product; it may record
-    calls in the list, which this returns."""
+    """Makes Moxie plan every call as for a GPU of this kind. On a CPU, stand_in(calls, ...) replaces torch's scaled grouped
+    product; it may record its calls in the list `calls`, which this yields."""
     calls, library = [], torch.library.Library("aten", "IMPL")
     library.impl("_scaled_grouped_mm", functools.partial(stand_in, calls), "CPU")
     torch.ops.moxie._pretend_gpu(kind)

@@ -1,4 +1,4 @@
-"""The mixture-of-experts families of the transformers that is installed, each built tiny."""
+"""Tiny models of all mixture-of-experts families in the installed version of transformers."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ from torch import nn
 from transformers.models.auto import modeling_auto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING, CONFIG_MAPPING_NAMES, model_type_to_module_name
 
-# Sizes by the name of a config's field. What a config does not have is not set.
+# The value to set for each field of a config, by the field's name. Fields that a config does not have are skipped.
 SIZES = dict(
     vocab_size=64, hidden_size=64, d_model=64, intermediate_size=96, ffn_hidden_size=96, d_ff=96, moe_intermediate_size=96,
     expert_intermediate_size=96, expert_ffn_hidden_size=96, shared_expert_intermediate_size=64, intermediate_size_mlp=96,
@@ -40,7 +40,7 @@ SIZES = dict(
     bos_token_id=1, eos_token_id=2, decoder_start_token_id=0,
 )  # fmt: skip
 
-# Fields that a family needs otherwise.
+# What some families need in addition to SIZES, or instead: config fields by family.
 ATTENTION = ["full_attention"] * 2
 OF_FAMILY: dict[str, dict] = {
     "deepseek_v2": dict(num_experts_per_tok=2),
@@ -71,44 +71,45 @@ if transformers.__version__.startswith("4."):
     OF_FAMILY["granitemoehybrid"] = dict(layer_types=["mamba", "attention"])
     del OF_FAMILY["glm4v_moe"]
     OF_FAMILY["qwen3_vl_moe"] = dict(rope_scaling={"rope_type": "default", "mrope_section": [2, 3, 3]})
-LAYERS = 2  # lists with an entry for each layer are cut to these
+LAYERS = 2  # config lists with one entry per layer are cut to this length
 
 
 def families() -> list[str]:
-    """Names of the families: those whose code has a class of experts or of a mixture of them."""
+    """Returns the names of the families whose source has a module class of experts or of an MoE layer."""
     folder = pathlib.Path(transformers.__file__).parent / "models"
     pattern = re.compile(r"^class \w*(Experts|SparseMoe|MoE|Moe)\w*\(nn\.Module", re.MULTILINE)
     found = [path.parent.name for path in folder.glob("*/modeling_*.py") if pattern.search(path.read_text())]
-    return sorted(set(found) - {"vitpose_backbone"})  # one expert per dataset, chosen by the caller
+    return sorted(set(found) - {"vitpose_backbone"})  # its experts are per dataset, chosen by the caller and not by a router
 
 
 def shrink(config: transformers.PretrainedConfig, family: str) -> None:
-    """Makes a config tiny, and those inside it."""
+    """Sets the sizes in a config, and in the configs it contains, to tiny ones."""
     for name, value in list(vars(config).items()):
         if isinstance(value, transformers.PretrainedConfig):
             shrink(value, family)
         elif isinstance(value, (list, tuple)) and len(value) > LAYERS and re.search("layer|pattern|_types$", name):
-            _set(config, name, type(value)(value[-LAYERS:]))  # the last are sparse, and attend
+            # Keep the last entries: layers with experts and attention come late in these lists.
+            _set(config, name, type(value)(value[-LAYERS:]))
     for name, value in SIZES.items():
         if vars(config).get(name) is not None:
             _set(config, name, value)
-    if "kv_lora_rank" in vars(config):  # compressed keys and values are as many as queries
+    if "kv_lora_rank" in vars(config):  # with compressed keys and values, there must be as many key-value heads as query heads
         _set(config, "num_key_value_heads", 4)
     for name, value in OF_FAMILY.get(family, {}).items():
         _set(config, name, value)
 
 
 def _set(config: transformers.PretrainedConfig, name: str, value: object) -> None:
-    with contextlib.suppress(Exception):  # a field that is derived from others
+    with contextlib.suppress(Exception):  # some fields are computed from others and cannot be set
         setattr(config, name, value)
 
 
 class NotBuiltError(Exception):
-    """Why a family cannot be built tiny by these rules."""
+    """Raised if no config of a family gives a tiny model with experts. The message says why."""
 
 
 def build(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
-    """The language model of a family, or the model that there is; with experts."""
+    """Builds a tiny model of a family that has experts: its causal language model if there is one, else another of its models."""
     reasons = []
     for model_type in CONFIG_MAPPING_NAMES:
         if model_type_to_module_name(model_type) != family:
@@ -145,12 +146,12 @@ _MAPPINGS = [
 
 
 def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The loss of a forward on text alone."""
+    """Returns the loss of a forward pass on text: the model's own, or the mean square of its output if it computes none."""
     out = model(input_ids=ids, labels=ids)
     return out.loss if getattr(out, "loss", None) is not None else out[0].float().square().mean()
 
 
 def experts_of(model: nn.Module) -> list[str]:
-    """Names of the parameters of experts that are 3D, but for those that only pictures reach."""
+    """Returns the names of the 3D expert parameters, except those in vision towers, which text does not reach."""
     pattern = re.compile(r"^(?!.*vision_moe).*(experts|(in|out)put_linear)")
     return [name for name, p in model.named_parameters() if p.dim() == 3 and pattern.search(name)]

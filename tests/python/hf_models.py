@@ -1,4 +1,4 @@
-"""Tiny models of transformers, and steps of training on tokens that repeat."""
+"""Tiny transformers models, and training steps on tokens that repeat."""
 
 import os
 
@@ -54,7 +54,7 @@ def tokens(device="cpu") -> torch.Tensor:
 
 
 def step(model, call=None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss and the gradients of one step."""
+    """Runs a forward and a backward. Returns the loss, and the gradients by parameter name."""
     ids = tokens(next(model.parameters()).device)
     model.zero_grad()
     loss = (model if call is None else call)(input_ids=ids, labels=ids).loss

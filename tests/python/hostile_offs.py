@@ -28,7 +28,7 @@ def _random(groups: int, low: int, high: int) -> list[int]:
 
 
 def _one_wrong(value: int) -> Callable[[int], list[int]]:
-    """Valid ends, except that the middle one is `value`."""
+    """Returns a function that makes valid ends for a number of groups and then sets the middle one to `value`."""
 
     def ends(groups):
         good = sorted(_random(groups, 0, ROWS + 1))
@@ -51,7 +51,7 @@ KINDS: dict[str, Callable[[int], list[int]]] = {
 
 
 def in_line(ends: list[int]) -> list[int]:
-    """The ends as a GPU repairs them: clamped to the rows, and never below an earlier end (NUMERICS.md, section 7)."""
+    """Returns the ends as a GPU repairs them: at most ROWS, and never below an earlier end (NUMERICS.md, section 7)."""
     result, most = [], 0
     for end in ends:
         most = max(most, min(end, ROWS))
@@ -64,8 +64,8 @@ def of_offs(op: Callable, *args, **kwargs) -> Callable:
 
 
 class Calls:
-    """Calls by name, each a function of offs. All tensors lie between guards. `good` are the valid offs that the operands were
-    quantized with."""
+    """Named calls, each a function that takes offs. All tensors lie between guard bytes. `good` are the valid offs with which the
+    operands are quantized."""
 
     def __init__(self, device: str, good: torch.Tensor):
         self.good, self.groups, self.device, self.buffers = good, len(good), device, []
@@ -90,7 +90,7 @@ class Calls:
         return self.own(torch.zeros(like.shape, device=self.device))
 
     def routed(self):
-        """100 tokens, each in two rows."""
+        """Routes 100 tokens to two experts each, which fills ROWS rows. Returns slot_of and row_of."""
         ids = torch.randint(0, 5, (ROWS // 2, 2), generator=torch.Generator().manual_seed(3), dtype=torch.int32).to(self.device)
         return moxie.route(ids, 5)[1:]
 

@@ -1,4 +1,5 @@
-"""Cases of test_distributed.py: what is refused. Each misuse is an error on every rank, and none leaves a rank waiting."""
+"""Cases that test_distributed.py runs on every rank: misuse that is refused. Each raises an error on every rank and leaves none
+waiting."""
 
 from unittest import mock
 
@@ -20,7 +21,7 @@ OFFS = torch.tensor([5, 5, 14, 24], dtype=torch.int32)
 
 
 def refused(error: type[Exception], *words: str):
-    """A decorator: fails unless the misuse raises the error with these words, here and on every rank."""
+    """Decorates a misuse: running it fails unless it raises `error` with these words on every rank."""
 
     def decorate(misuse):
         def run(world: World, mesh) -> None:
@@ -31,7 +32,8 @@ def refused(error: type[Exception], *words: str):
                 missing = [word for word in words if word not in str(caught)]
                 found = f"{missing} not in: {caught}" if missing else ""
             said: list = [None] * world.size
-            dist.all_gather_object(said, found)  # a rank that did not get here would be missed
+            # Collects the verdicts of all ranks; hangs, and so fails, if a rank is still inside the misuse.
+            dist.all_gather_object(said, found)
             assert not any(said), (misuse.__name__, said)
 
         MISUSES.append(run)

@@ -16,12 +16,14 @@ def normal(*shape: int) -> nn.Parameter:
 
 
 def rows_of(bias: torch.Tensor, offs: torch.Tensor, rows: int) -> torch.Tensor:
-    """The bias [E, N] of each row's expert."""
+    """Returns the bias row [rows, N] of the expert that each row belongs to, from bias [E, N] and the ends of the experts'
+    rows."""
     return bias[torch.searchsorted(offs, torch.arange(rows, device=offs.device), right=True).clamp(max=len(offs) - 1)]
 
 
 class TitanExperts(nn.Module):
-    """w1, w3 [E, hidden, dim] and w2 [E, dim, hidden], multiplied as transposes."""
+    """Experts in TorchTitan's layout: w1 and w3 [E, hidden, dim] and w2 [E, dim, hidden], which the forward transposes to
+    multiply."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +38,8 @@ class TitanExperts(nn.Module):
 
 
 class HuggingExperts(nn.Module):
-    """gate_up_proj [E, dim, 2 hidden] and down_proj [E, hidden, dim], multiplied as they are."""
+    """Experts in transformers' layout: gate_up_proj [E, dim, 2 hidden] and down_proj [E, hidden, dim], multiplied without
+    transposing."""
 
     def __init__(self):
         super().__init__()

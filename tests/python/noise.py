@@ -10,12 +10,13 @@ import math
 
 import torch
 
-BF16_STEP = 2.0**-7  # the largest relative step, just above a power of two; just below one it is 2^-8
+BF16_STEP = 2.0**-7  # bf16's largest relative step, which occurs just above a power of two; just below one the step is 2^-8
 E4M3_STEP = 2.0**-3
 
 
 def rounded(difference: float, *steps: float, count: int) -> float:
-    """The difference that remains after `count` values are rounded to each of these steps in turn, with a product after each.
+    """Returns the relative difference that two results have after `count` values were rounded to each of these steps in turn,
+    with a product after each.
 
     If fewer than one value is expected to round differently, a single one already exceeds the mean. The result therefore always
     allows for four such values, each twice as large as the others.

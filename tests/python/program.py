@@ -39,7 +39,7 @@ MICRO = {
 
 
 def program() -> pathlib.Path:
-    """The path of the program: MOXIE_CLI if it is set, else the one in the library's build folder."""
+    """Returns the path of the program `moxie`: MOXIE_CLI if it is set, else the one in the library's build folder."""
     chosen = os.environ.get("MOXIE_CLI")
     if chosen:
         return pathlib.Path(chosen)
@@ -50,7 +50,8 @@ def program() -> pathlib.Path:
 
 
 def words(flags: dict) -> list[str]:
-    """{"dim": 32, "recipe": ["a", "b"]} -> ["--dim", "32", "--recipe", "a", "b"]; None leaves a flag out."""
+    """Turns flags into words of a command line: {"dim": 32, "recipe": ["a", "b"]} -> ["--dim", "32", "--recipe", "a", "b"]. A
+    value of None leaves the flag out."""
     line = []
     for name, value in flags.items():
         if value is not None:
@@ -80,7 +81,8 @@ def run(*args, file_limit: int | None = None, env: dict | None = None, **flags) 
 
 
 def micro(out: pathlib.Path, **flags) -> dict:
-    """The flags of a run of the micro model in the folder `out`, with `flags` changed. It trains on text of this repository."""
+    """Returns the flags for training the micro model into the folder `out`, with `flags` changed. The data is this repository's
+    docs."""
     base = {name.replace("-", "_"): value for name, value in MICRO.items()}
     return {**base, "data": [ROOT / "docs"], "out": out, **flags}
 
@@ -101,7 +103,7 @@ DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "I64": torch.int64, "U8"
 
 
 def read_tensors(path: pathlib.Path) -> dict[str, torch.Tensor]:
-    """Reads a safetensors file without Moxie's code."""
+    """Reads a safetensors file without Moxie's code, to check what Moxie wrote."""
     data = bytearray(path.read_bytes())
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
@@ -130,7 +132,7 @@ def write_tensors(path: pathlib.Path, tensors: dict[str, torch.Tensor]) -> None:
 
 
 def checksum(data: bytes) -> bytes:
-    """The checksum in Moxie's files of format 1, as in moxie/cli/file/old_checksum.cc."""
+    """Computes the checksum that checkpoints of format 1 carry, as moxie/cli/file/old_checksum.cc does."""
     odd, other, ones = 0x9E3779B97F4A7C15, 0xD6E8FEB86659FD93, 2**64 - 1
 
     def rotate(x, count):
@@ -150,23 +152,23 @@ def checksum(data: bytes) -> bytes:
 
 
 def xxh3(data: bytes) -> str:
-    """The checksum of another file that metrics.jsonl holds, computed by the xxhash library."""
+    """Computes a file's XXH3 checksum as metrics.jsonl records it, but with the xxhash library."""
     digest = ctypes.CDLL("libxxhash.so.0").XXH3_64bits
     digest.argtypes, digest.restype = (ctypes.c_char_p, ctypes.c_size_t), ctypes.c_uint64
     return f"{digest(data, len(data)):016x}"
 
 
-LEDGER = ("checkpoint", "result")  # events of metrics.jsonl with the checksum of another file
+LEDGER = ("checkpoint", "result")  # events in metrics.jsonl that record another file's checksum
 
 
 def forget_checksums(out: pathlib.Path) -> None:
-    """Removes the checksums from the metrics, as in runs of older versions."""
+    """Removes the recorded checksums from metrics.jsonl, as in runs of older versions, which recorded none."""
     lines = (out / "metrics.jsonl").read_text().splitlines(keepends=True)
     (out / "metrics.jsonl").write_text("".join(line for line in lines if json.loads(line)["event"] not in LEDGER))
 
 
 def edit_result(out: pathlib.Path, **changed) -> None:
-    """Changes fields of result.json, and its checksum in the metrics."""
+    """Changes fields of result.json and updates its checksum in metrics.jsonl, so that the change goes undetected."""
     text = json.dumps({**json.loads((out / "result.json").read_text()), **changed})
     (out / "result.json").write_text(text)
     lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
@@ -179,7 +181,8 @@ def edit_result(out: pathlib.Path, **changed) -> None:
 
 
 def forge(path: pathlib.Path, change) -> None:
-    """Changes the metadata of a checkpoint of format 1 and recomputes its checksum, so that only the contents are wrong."""
+    """Changes the metadata of a checkpoint of format 1 and recomputes its checksum, so that the checksum does not reveal the
+    change."""
     forget_checksums(path.parent.parent)
     data = path.read_bytes()
     (length,) = struct.unpack("<Q", data[:8])

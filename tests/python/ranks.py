@@ -16,14 +16,14 @@ import time
 import traceback
 
 HERE = pathlib.Path(__file__).resolve().parent
-TIMEOUT = 900  # seconds; long, so that a busy machine does not fail a test
+TIMEOUT = 900  # seconds; generous, so that a slow machine does not fail a test
 
 
 @dataclasses.dataclass
 class World:
     rank: int
     size: int
-    folder: pathlib.Path  # the same for all ranks, empty at first
+    folder: pathlib.Path  # a folder that all ranks share, empty at first
 
 
 def environment() -> dict[str, str]:
@@ -32,7 +32,8 @@ def environment() -> dict[str, str]:
 
 
 def run(names: list[str], size: int, folder: pathlib.Path) -> dict[str, dict[int, str]]:
-    """Runs the cases in order on `size` ranks. After a failure the remaining cases are not run, and are reported as such."""
+    """Runs the cases in order on `size` ranks. After the first failure the remaining cases are not run; they are reported as not
+    reached."""
     (folder / "work").mkdir()
     commands = [[sys.executable, __file__, str(rank), str(size), str(folder), *names] for rank in range(size)]
     ranks = [
@@ -91,7 +92,7 @@ def main(rank: int, size: int, folder: pathlib.Path, names: list[str]) -> None:
         (folder / f"result-{rank}.json").write_text(json.dumps(results))
         if results[name]:
             print(results[name], flush=True)
-            os._exit(1)  # exits at once, so that the other ranks get a connection error instead of waiting for this one
+            os._exit(1)  # exit at once: the other ranks then get a connection error instead of waiting for this rank
     dist.destroy_process_group()
 
 

@@ -1,4 +1,5 @@
-"""Cases of test_distributed.py: expert parallelism with FSDP2, tensor parallelism and checkpoints, on one mesh."""
+"""Cases that test_distributed.py runs on every rank: expert parallelism on one mesh with FSDP2, tensor parallelism and
+checkpoints."""
 
 import pathlib
 
@@ -19,7 +20,7 @@ from sharded_models import MIXED, D, E, K, decibels, mesh_of, tokens, whole
 from sharded_references import HIDDEN, Layer, OneProcess, Sizes, loss_of, moe_of_groups, seeded
 
 EXACT = float("inf")
-# Of FSDP2 over expert parallelism, over tensor parallelism, and over both.
+# Meshes by number of ranks. Together they put FSDP2 over expert parallelism, over tensor parallelism, and over both.
 MESHES = {2: (Sizes(ep=2), Sizes(tp=2)), 4: (Sizes(dp=2, ep=2), Sizes(ep=4), Sizes(ep=2, tp=2)), 8: (Sizes(dp=2, ep=2, tp=2),)}
 
 
@@ -28,12 +29,13 @@ def mesh_for(sizes: Sizes) -> DeviceMesh:
 
 
 def batch_of(mesh: DeviceMesh) -> int:
-    """Which tokens the rank has: ranks of one tp group have the same."""
+    """Returns which batch of tokens this rank has. Ranks of one 'tp' group have the same batch."""
     return mesh["dp"].get_local_rank() * mesh["ep"].size() + mesh["ep"].get_local_rank()
 
 
 def split(mesh: DeviceMesh, compiles: str | None = None, **options) -> Layer:
-    """Experts over 'ep', and the hidden features of them, and the linear's, over 'tp'."""
+    """Makes a model whose experts are spread over 'ep'. Over 'tp' it splits the hidden features of the experts and the outputs of
+    the linear."""
     model = seeded(ep_group=mesh["ep"], **options)
     if mesh["tp"].size() > 1:
         styles = {"moe": moxie.distributed.ExpertTensorParallel(), "up": ColwiseParallel(output_layouts=Replicate())}
@@ -44,20 +46,20 @@ def split(mesh: DeviceMesh, compiles: str | None = None, **options) -> Layer:
 
 
 def sharded(mesh: DeviceMesh, compiles: str | None = None, **options) -> Layer:
-    """And FSDP2 of experts over 'dp', of all else over 'dp' and 'ep'."""
+    """Makes a split model and applies FSDP2: to the experts over 'dp', to everything else over 'dp' and 'ep' together."""
     model = split(mesh, compiles, **options)
     fully_shard(model.moe.experts, mesh=mesh["dp"], mp_policy=MIXED)
     model.moe.experts.set_gradient_divide_factor(mesh["dp"].size() * mesh["ep"].size())
     fully_shard(model, mesh=mesh["dp", "ep"]._flatten("batch"), mp_policy=MIXED)
     for module in model.modules():
-        alone = module is model.moe.experts and mesh["dp"].size() == 1  # torch would divide twice
+        alone = module is model.moe.experts and mesh["dp"].size() == 1  # forced sums make torch divide twice if 'dp' has one rank
         if isinstance(module, FSDPModule) and not alone:
-            module.set_force_sum_reduction_for_comms(True)  # Gloo has no other
+            module.set_force_sum_reduction_for_comms(True)  # Gloo has no averaging reduction
     return model
 
 
 def of_all_ranks(mesh: DeviceMesh, name: str, tensor: Tensor) -> Tensor:
-    """A whole tensor; experts of the ep_group are joined."""
+    """Gathers a tensor's shards; experts, of which each rank of 'ep' has some, are joined too."""
     tensor = whole(tensor)
     if ".experts." not in name or ".shared." in name:
         return tensor
@@ -90,7 +92,8 @@ def gradients_on_a_mesh_are_those_of_the_same_splits_in_one_process(world: World
             y.backward()
             dist.all_reduce(y.detach_())
             assert abs(y.item() / world.size - loss) <= 1e-6 * loss
-            check_gradients(mesh, model, one.master, EXACT if sizes.batches <= 2 else 100)  # Gloo's own order of four
+            # Gloo adds four summands in another order.
+            check_gradients(mesh, model, one.master, EXACT if sizes.batches <= 2 else 100)
 
 
 def losses_on(mesh: DeviceMesh, model: nn.Module) -> list[float]:
@@ -120,7 +123,7 @@ def ten_steps_on_a_mesh(world: World) -> None:
 
 
 def experts_of_a_group_under_tensor_parallelism(world: World) -> None:
-    """On two ranks the ep_group has one rank; on four, two."""
+    """The 'ep' group has one rank if there are two ranks in all, and two if there are four."""
     sizes = Sizes(ep=world.size // 2, tp=2)
     mesh = mesh_for(sizes)
     rank = mesh["ep"].get_local_rank()

@@ -1,4 +1,4 @@
-"""Models, splits and measures that the cases of test_distributed.py share."""
+"""Models, shardings and error measures that the cases of test_distributed.py share."""
 
 import copy
 
@@ -18,7 +18,7 @@ MIXED = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
 
 
 class Model(nn.Module):
-    """A linear, an MoE layer and a head: what a block of a language model multiplies."""
+    """A linear, an MoE layer and a head: the kinds of products in one block of a language model."""
 
     def __init__(self, dtype=torch.float32, recipe="mxfp8_rceil_128", hidden=F, **layer):
         super().__init__()
@@ -40,7 +40,7 @@ def tokens(seed: int, dtype=torch.bfloat16, count: int = T) -> Tensor:
 
 
 def shard(model: nn.Module, mesh: DeviceMesh, policy: MixedPrecisionPolicy = MIXED, within: tuple[type, ...] = ()) -> nn.Module:
-    """fully_shard of the modules of some types, and of the whole."""
+    """Applies fully_shard to each module of the types `within`, and then to the whole model."""
     for module in list(model.modules()):
         if isinstance(module, within) and module is not model:
             fully_shard(module, mesh=mesh, mp_policy=policy)
@@ -56,7 +56,8 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
 
 
 def accumulated(master: nn.Module, size: int, loss_of=None) -> dict[str, Tensor]:
-    """Gradients of one process: of a bf16 copy for the batch of each rank, added up in f32 and divided by the ranks."""
+    """Computes in one process the gradients that ranks average: those of a bf16 copy of the model for each rank's batch, added up
+    in f32 and divided by the number of ranks."""
     total: dict[str, Tensor] = {}
     for rank in range(size):
         model = copy.deepcopy(master).bfloat16()
@@ -72,13 +73,13 @@ def loss_of_rank(model: nn.Module, rank: int, step: int = 0) -> Tensor:
 
 
 def decibels(a: Tensor, b: Tensor) -> float:
-    """The power of b over that of a - b."""
+    """Returns the SQNR in decibels: the power of b over the power of a - b."""
     noise = (a.double() - b.double()).square().sum()
     return float("inf") if noise == 0 else (10 * torch.log10(b.double().square().sum() / noise)).item()
 
 
 def assert_close(got: dict[str, Tensor], wanted: dict[str, Tensor], least: float) -> None:
-    """Bit for bit where `least` is infinite, else at least so many dB."""
+    """Asserts that each tensor in `got` equals the one in `wanted` to at least `least` dB; bit for bit if that is infinite."""
     assert got.keys() == wanted.keys(), got.keys() ^ wanted.keys()
     for name in wanted:
         assert got[name].dtype == wanted[name].dtype and decibels(got[name], wanted[name]) >= least, (
@@ -88,7 +89,7 @@ def assert_close(got: dict[str, Tensor], wanted: dict[str, Tensor], least: float
 
 
 class Gathers(DefaultAllGather):
-    """Counts what FSDP2 gathers."""
+    """Counts FSDP2's all-gathers and the bytes that this rank gives to them."""
 
     def __init__(self):
         self.calls = self.nbytes = 0

@@ -1,4 +1,4 @@
-"""What the ranks of a mesh (dp, ep, tp) compute, in one process: the same splits, and sums in f32.
+"""Computes in one process what the ranks of a mesh (dp, ep, tp) compute, with the same splits and with sums in f32.
 
 Each rank of dp and ep has its own tokens and its own bf16 copy of what is not an expert. The ranks of an ep group share a copy of
 the experts, and tp splits products as it does over ranks. The copies' gradients are added up in f32.
@@ -29,7 +29,7 @@ class Sizes:
 
 
 class Layer(nn.Module):
-    """A linear before the experts, so that gradients of tokens count too."""
+    """A linear followed by an MoE layer, so that tests also cover the gradients that the experts pass back to their tokens."""
 
     def __init__(self, recipe: str = "mxfp8_rceil_128", dtype: torch.dtype = torch.float32, **options):
         super().__init__()
@@ -51,7 +51,7 @@ def loss_of(y: Tensor, batch: int, step: int = 0) -> Tensor:
 
 
 class _Rounded(torch.autograd.Function):
-    """Rounds to FP8 and back: x in forward, or its gradient in backward."""
+    """Rounds to FP8 and back, as an exchange in FP8 does: x in forward, or its gradient in backward if `of_gradient`."""
 
     @staticmethod
     def forward(ctx, x: Tensor, block: str, of_gradient: bool) -> Tensor:
@@ -68,7 +68,8 @@ def _round(x: Tensor, block: str) -> Tensor:
 
 
 def parts_of(experts: moxie.nn.GroupedExperts, size: int) -> list[tuple[Tensor, Tensor]]:
-    """w13 and w2 of each rank of tp: its share of the gates, of the ups, and of what w2 contracts."""
+    """Splits w13 and w2 as tensor parallelism does over `size` ranks. Each part has a share of the gates, of the ups, and of w2's
+    columns."""
     gates, ups = experts.w13.chunk(2, 1)
     return [
         (torch.cat(pair, 1), w2)
@@ -77,10 +78,12 @@ def parts_of(experts: moxie.nn.GroupedExperts, size: int) -> list[tuple[Tensor, 
 
 
 def moe_of_groups(layers: list[moxie.nn.MoE], xs: list[Tensor], tp: int, wire: str | None = None) -> list[Tensor]:
-    """The layer of an ep group: xs are the tokens of its ranks, `layers` their routers and shared experts. The routed experts are
-    those of the first layer, and each of their products is split in `tp` parts."""
+    """Computes the MoE layer of an ep group in one process. xs are the tokens of its ranks, `layers` hold the ranks' routers and
+    shared experts. The routed experts are the first layer's, and each of their products is split in `tp` parts."""
     experts = layers[0].experts
-    xs = [x.view_as(x) for x in xs]  # so that gradients of the layer are added up before those around it
+    # Views of xs, so that autograd adds up the layer's gradients of x before it adds those of the layer's surroundings, as the
+    # ranks do.
+    xs = [x.view_as(x) for x in xs]
     routings = [layer.router(x) for layer, x in zip(layers, xs, strict=True)]
     offs, slot_of, row_of = moxie.route(torch.cat([routing.ids for routing in routings]), E)
     weights = torch.cat([routing.weights for routing in routings])
@@ -91,7 +94,7 @@ def moe_of_groups(layers: list[moxie.nn.MoE], xs: list[Tensor], tp: int, wire: s
     of_parts = [moxie.expert_mlp(every, w13, w2, offs, **route) for w13, w2 in parts_of(experts, tp)]
     if wire == "fp8":
         of_parts = [_Rounded.apply(y, block, True) for y in of_parts]
-    if layers[0].shared is not None:  # a rank adds up its parts of both before ranks add up theirs
+    if layers[0].shared is not None:  # as a rank does, add its parts of routed and shared experts before the sum over ranks
         of_shared = [_shared(layer, x, tp) for layer, x in zip(layers, xs, strict=True)]
         of_parts = [y + torch.cat(shared) for y, shared in zip(of_parts, zip(*of_shared, strict=True), strict=True)]
     return list(sum(of_parts[1:], of_parts[0]).chunk(len(xs)))
@@ -108,13 +111,13 @@ def _up(linear: moxie.MXLinear, x: Tensor, tp: int) -> Tensor:
 
 
 class OneProcess:
-    """A master of f32 weights, and its losses and gradients as the ranks of a mesh have them."""
+    """A model with f32 weights that computes, in one process, the losses and gradients that the ranks of a mesh get."""
 
     def __init__(self, sizes: Sizes, wire: str | None = None, **options):
         self.master, self.sizes, self.wire = seeded(**options), sizes, wire
 
     def backward(self, step: int = 0) -> float:
-        """Sets the gradients of the master; returns the mean of the losses."""
+        """Sets the gradients of the f32 weights; returns the mean of the batches' losses."""
         total, sizes = 0.0, self.sizes
         for parameter in self.master.parameters():
             parameter.grad = torch.zeros(parameter.shape)

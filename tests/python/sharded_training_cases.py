@@ -1,4 +1,4 @@
-"""Cases of test_distributed.py: ten steps of training, compiled and checkpointed."""
+"""Cases that test_distributed.py runs on every rank: ten training steps, also compiled and with selective checkpointing."""
 
 import copy
 import functools
@@ -24,7 +24,8 @@ STEPS = 10
 
 
 def losses(model: nn.Module, ranks: range, mean_over_ranks: bool) -> list[float]:
-    """Ten steps of AdamW. Several ranks in one process are accumulated."""
+    """Trains ten steps with AdamW and returns the losses. If `ranks` are several, one process accumulates the gradients of their
+    batches."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     found = []
     for step in range(STEPS):
@@ -48,7 +49,7 @@ def assert_near(got: list[float], wanted: list[float]) -> None:
 
 
 class Autocast(nn.Module):
-    """A model of f32 weights that computes with bf16 copies of them, as FSDP2's mixed precision does."""
+    """A model with f32 weights that computes with bf16 copies of them, as FSDP2's mixed precision does."""
 
     def __init__(self, master: nn.Module):
         super().__init__()
@@ -113,7 +114,8 @@ PRODUCT = torch.ops.moxie.grouped_mm.quantized
 
 
 class Checkpointed(nn.Module):
-    """A layer whose forward is computed again in backward, but for what the policy keeps."""
+    """A layer under selective checkpointing: backward computes its forward again, and only grouped products may be kept
+    instead."""
 
     def __init__(self, layer: nn.Module, keeps_products: bool):
         super().__init__()
@@ -127,7 +129,8 @@ class Checkpointed(nn.Module):
 
 
 def counting(counts: Counter):
-    """A backend that runs graphs as they are, and counts the forward products in those of forward and of backward."""
+    """Returns a compiler backend that runs graphs as they are and counts the forward products (PRODUCT) in forward and in
+    backward graphs."""
 
     def compiler(kind: str):
         def compiled(graph, example):
@@ -155,12 +158,15 @@ def compiled_checkpoints_under_fsdp_keep_what_the_policy_says(world: World) -> N
                 model.moe.compile(backend=counting(counts), fullgraph=True)
             shard(model, mesh, within=(Checkpointed,))
             assert_near(losses(model, range(world.rank, world.rank + 1), mean_over_ranks=True), wanted)
-            if compiles:  # of w13 and w2, of which backward needs the first alone; dgrad has ops of its own
+            # Forward multiplies by w13 and w2. Backward repeats only the product with w13, unless it is kept: nothing needs w2's
+            # result again, and dgrad is another op.
+            if compiles:
                 assert counts == Counter(forward=2, backward=0 if keeps else 1), counts
 
 
 def fp8_gathers_compiled_and_checkpointed(world: World) -> None:
-    """FP8 gathers round weights from f32, mixed precision from bf16: losses differ a little, and fall alike."""
+    """With FP8 gathers, losses fall as with bf16 ones but are not the same: FP8 gathers round weights from f32, bf16 ones round
+    to bf16 first."""
     mesh, found = mesh_of(world.size, names=("dp",)), []
     for compiles in (False, True):
         torch._dynamo.reset()

@@ -1,4 +1,4 @@
-"""bench/moe.py: every implementation it measures computes the same layer, and the report holds what docs/MOE.md needs."""
+"""bench/moe.py: all implementations that it measures compute the same layer, and its report holds what docs/MOE.md shows."""
 
 import json
 import pathlib
@@ -17,7 +17,7 @@ from moe_lines import COMPILED, MOVES, SONIC, STOCK, Shape, our_line, random_wei
 
 
 def step(line, x, dy):
-    """y and the gradients of x, gate, w13 and w2."""
+    """Runs forward and backward. Returns y and the gradients of x, gate, w13 and w2."""
     leaves = [x, *line.parameters]
     for leaf in leaves:
         leaf.grad = None
@@ -34,7 +34,8 @@ def test_stock_torch_and_the_layer_compute_the_same_function(top_k, move):
     x, dy = torch.randn(50, 32, requires_grad=True), torch.randn(50, 32)
     expected = step(stock_line(shape, weights, move), x, dy)
     actual = step(our_line(shape, weights, "identity", weight_cache=False), x, dy)  # products in f32
-    # Sums of at most 2 * hidden_dim terms in f32, in another order; with one expert per token the gate has no gradient.
+    # Both add up at most 2 * hidden_dim terms in f32, in different orders. The errors are relative to the largest result, because
+    # the gate has no gradient if each token has one expert.
     scale = max(result.norm() for result in expected)
     for result, value in zip(expected, actual):
         assert (result - value).norm() <= 96 * torch.finfo(torch.float32).eps * scale
@@ -78,9 +79,10 @@ def test_a_quick_run_reports_what_the_tables_need(tmp_path):
     assert list(rows) == [STOCK, "Moxie bf16", moe_tables.OURS, moe_tables.CACHED]
     assert {row["name"] for row in report["kernels"]} == set(rows)
     for row in rows.values():
-        assert row["difference"] < 0.5  # rounding can send a token to another expert; another function is off by more than 1
+        # Rounding can send some tokens to other experts; a wrong function would differ by more than 1.
+        assert row["difference"] < 0.5
         assert not row["ours"] or row["times_as_fast"] == rows[STOCK]["seconds"]["median"] / row["seconds"]["median"]
-        row |= {"saved_mib": 1.0, "peak_mib": 2.0}  # made-up values: memory is measured on a GPU only
+        row |= {"saved_mib": 1.0, "peak_mib": 2.0}  # made-up values: bench/moe.py measures memory on a GPU only
     for table in (moe_tables.layer_table, moe_tables.memory_table, moe_tables.growth_table):
         lines = [line for line in table(report).splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) == 1 and "256 x 64 x 128 x 4 x 2" in lines[-1]

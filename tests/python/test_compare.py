@@ -36,7 +36,7 @@ def compare(out: pathlib.Path, *args, code: int = 0, env: dict | None = None, **
 
 
 def again(out: pathlib.Path, *args, code: int = 0, env: dict | None = None, **given) -> subprocess.CompletedProcess:
-    """Resumes the comparison in `out`, with these flags and no others."""
+    """Resumes the comparison in `out` with these flags only, not with those of flags()."""
     done = run("compare", "--resume", *args, env={"MOXIE_PYTHON": sys.executable, **(env or {})}, out=out, **given)
     assert done.returncode == code, done.stderr
     return done
@@ -212,7 +212,7 @@ def test_a_finished_comparison_says_so(copy):
 
 def test_a_failing_run_is_named_and_the_others_are_kept(tmp_path):
     out = tmp_path / "out"
-    in_the_way = out / "mxfp8_rceil-seed1" / "checkpoints"  # a file where the run needs a folder
+    in_the_way = out / "mxfp8_rceil-seed1" / "checkpoints"  # this file, where the run needs a folder, makes the run fail
     in_the_way.parent.mkdir(parents=True)
     in_the_way.write_text("")
     done = compare(out, code=1, seeds=1)

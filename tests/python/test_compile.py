@@ -59,8 +59,9 @@ def test_out_overload_compiles_once_for_all_sizes(name, device):
 
 
 def chain(x, offs, qdata_buffer, scale_buffer):
-    """Every kind of op in one graph, between kernels that inductor writes itself; buffers are written in the graph."""
-    y = torch.relu(x) * 2 - 1  # in f32: inductor does not round between bf16 operations as eager mode does
+    """A graph with ops of every kind, between elementwise operations for which inductor generates kernels. It also writes into
+    two buffers."""
+    y = torch.relu(x) * 2 - 1  # in f32, because inductor does not round between bf16 operations and eager mode does
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(y, offs=offs)
     again = moxie.dequantize_colwise(qdata_t, scale_t, y.shape[0], offs=offs, dtype=torch.float32) + y
     swizzled = moxie.swizzle_scale(scale, offs=offs)
@@ -158,8 +159,8 @@ def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the
         for name, value in {**dict(enumerate(args)), **kwargs}.items()
         if isinstance(value, torch.Tensor) and value.is_floating_point()
     ]
-    # All arguments require gradients together, then each alone, because one must not depend on another. Inductor is slow, so it
-    # gets the first case only.
+    # First all arguments require gradients, then each one alone, because no gradient may depend on another being asked for.
+    # Inductor is slow and gets the first case only.
     alone = [[name] for name in floating] if backend == "aot_eager" and len(floating) > 1 else []
     for names in [floating, *alone]:
         torch._dynamo.reset()
@@ -171,7 +172,7 @@ def test_gradients_compile_with_every_differentiable_argument_as_an_input_of_the
 
 @torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True)
 def test_the_number_of_rows_may_depend_on_data(device):
-    """After ranks exchange tokens, the number of rows is not known while tracing."""
+    """The number of rows comes from a mask, so it is unknown while tracing, as it is after ranks have exchanged tokens."""
 
     def chosen(x, mask, offs):
         y = x[mask]

@@ -1,4 +1,4 @@
-"""quantize_: a stock model converts in one call, trains, saves and comes back."""
+"""quantize_ converts a stock model in one call; the model then trains, saves, loads, and can be converted back."""
 
 import copy
 import io
@@ -71,10 +71,10 @@ def test_a_stock_model_converts_trains_saves_and_loads(mode):
     assert losses[-1] < 0.5 * losses[0] and abs(losses[-1] - reference[-1]) < 0.35 * reference[0]
     state = saved_and_loaded(model.state_dict())
     plain = make(seed=1)
-    plain.load_state_dict(state)  # into a model that is not converted
+    plain.load_state_dict(state)  # the saved state loads into a model that is not converted
     again = make(seed=2)
     moxie.quantize_(again, config)
-    again.load_state_dict(plain.state_dict())  # and back
+    again.load_state_dict(plain.state_dict())  # and from there into a converted one
     with torch.no_grad():
         assert torch.equal(again(batch()), model(batch()))
         assert not torch.equal(plain(batch()), model(batch()))  # the converted model does quantize
@@ -119,7 +119,7 @@ def test_inductor_agrees_with_eager_and_really_quantizes():
 @pytest.mark.parametrize("compiled", (False, True))
 @pytest.mark.parametrize("experts", (TitanExperts, HuggingExperts))
 def test_both_layouts_of_experts_run_through_moxie(experts, compiled):
-    """Each product of the converted module equals that of grouped_mm, bit for bit."""
+    """Each product of the converted module equals grouped_mm's, bit for bit."""
     torch._dynamo.reset()
     module = experts().bfloat16()
     report = moxie.quantize_(module, GROUPED)
@@ -138,12 +138,13 @@ def test_both_layouts_of_experts_run_through_moxie(experts, compiled):
     assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
-# ---- the rest of a training job ------------------------------------------------------------------------------------------------
+# ---- optimizers, gradients, FSDP, compile --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ({"fused": True}, {"foreach": True}, {"foreach": False}, {}), ids=str)
 def test_optimizers_step_as_on_plain_parameters(kind):
-    """The same gradients give the same weights, and optimizer state from before the conversion is kept."""
+    """Optimizers treat converted parameters as plain ones: the same gradients give the same weights, and the optimizer state from
+    before the conversion is kept."""
     model, plain = make(), make()
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-2, **kind) for each in (model, plain)]
     for step in range(3):
@@ -218,7 +219,7 @@ def test_assigned_and_materialised_parameters_stay_converted():
 
 
 def test_sharded_parameters_are_converted_when_they_are_gathered(tmp_path):
-    """FSDP2 replaces the model's parameters by its own while it computes."""
+    """FSDP2 replaces parameters by gathered ones while the model computes. Those must be converted too."""
     distributed = pytest.importorskip("torch.distributed")
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
@@ -285,7 +286,8 @@ def test_gradients_and_every_other_op_are_plain():
 def test_products_mean_what_they_mean_in_torch(dtype):
     holder = nn.Module()
     holder.w = nn.Parameter(torch.randn(3, 32, 64, dtype=dtype))
-    moxie.quantize_(holder, moxie.Recipe("none"))  # an unquantized recipe: products run through Moxie, and round as torch's do
+    # bf16 without quantization: products run through Moxie, and must round as torch's do.
+    moxie.quantize_(holder, moxie.Recipe("none"))
     w, plain, x = holder.w, holder.w.detach(), torch.randn(10, 64, dtype=dtype)
     vector, matrix = torch.randn(32, dtype=dtype), torch.randn(10, 32, dtype=dtype)
     batched = torch.randn(3, 5, 64, dtype=dtype)
@@ -384,7 +386,8 @@ def test_weight_caches_follow_the_optimizer_and_the_state_dict(experts, weight_c
     report = moxie.quantize_(cached, moxie.FqnToConfig(keys))
     moxie.quantize_(plain, moxie.FqnToConfig({"re:.*experts.*": GROUPED, "re:.*shared_expert.*": LINEAR}))
     assert "cached" in str(report) and cached.state_dict().keys() == plain.state_dict().keys()
-    if experts is HuggingExperts:  # here the product uses the parameter itself, not a bf16 copy of it
+    # These experts multiply by the parameter itself, not by a bf16 copy of it, so the product must use its cache.
+    if experts is HuggingExperts:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("moxie.converted.grouped_mm", lambda x, *args, quantized_w, **kwargs: x if quantized_w else 1 / 0)
             torch._grouped_mm(

@@ -1,4 +1,5 @@
-"""Weight caches of converted models: when they are used, when there is a warning, and how they move and save with the model."""
+"""Weight caches of converted models: when products use them, when there is a warning, and how they move and save with the
+model."""
 
 import copy
 import io
@@ -38,7 +39,8 @@ def converted(config, seed: int = 0) -> LanguageModel:
 def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")  # torch emits these itself on import
+        # Torch itself raises these while it is imported.
+        warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         yield
 
 
@@ -76,7 +78,8 @@ def test_a_cache_that_was_refreshed_is_not_warned_of(no_warnings):
 
 
 def test_a_cast_that_changes_nothing_keeps_the_cache(no_warnings):
-    """w.bfloat16() of a bf16 parameter, as models with f32 masters write it."""
+    """w.bfloat16() changes nothing if w is bf16 already, so the product must still use w's cache. Models with f32 weights write
+    it this way."""
     torch._dynamo.reset()
     experts = TitanExperts().bfloat16()
     moxie.quantize_(experts, moxie.MXFP8GroupedMMConfig(weight_cache=True))

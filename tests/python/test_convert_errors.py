@@ -54,7 +54,7 @@ def taken():
 
 
 class Conv1D(nn.Module):
-    """As in transformers: a linear with its weight transposed."""
+    """A linear layer as in transformers, with a weight [in, out]."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class OfConv1D(nn.Module):
 
 # fmt: off
 CASES = {
-    # Names that match nothing, or nothing that can be converted.
+    # Keys that match no name, or nothing that can be converted.
     "a typo in a name": (by_name({"layers.0.moe.expert.w1": GROUPED}), ValueError,
                          "key 'layers.0.moe.expert.w1' matches no module and no parameter of the model (did you mean "
                          "layers.0.moe.experts.w1"),
@@ -210,7 +210,7 @@ CASES = {
     "half precision of elements": (lambda: mx().dequantize(torch.float16), TypeError,
                                    "dequantize gives torch.bfloat16 or torch.float32, got torch.float16; "
                                    "dequantize().to(torch.float16) casts it"),
-    # Weights that are matrices outside of linears.
+    # Weight matrices of modules other than nn.Linear, which are converted only under their whole name.
     "a model of Conv1D": (lambda: moxie.quantize_(OfConv1D(), "mxfp8_rceil"), ValueError,
                           "c_attn.weight: a matrix outside of an nn.Linear, which an FqnToConfig converts under its whole name"),
     "a Conv1D by its module": (lambda: moxie.quantize_(OfConv1D(), moxie.FqnToConfig({"c_attn": "mxfp8_rceil"})), ValueError,
@@ -249,7 +249,8 @@ def test_nothing_is_converted_when_something_is_refused():
 
 
 class Refusing(moxie.nn.GroupedExperts):
-    """Experts that take the recipe they were made with, and no other."""
+    """Experts that refuse a second recipe with an error, after they have set it already: the caller must undo the half-done
+    change."""
 
     def set_recipe_(self, recipe, *, weight_cache=False):
         if hasattr(self, "recipe"):
@@ -259,7 +260,8 @@ class Refusing(moxie.nn.GroupedExperts):
 
 
 def state_of(model):
-    """All that a conversion may change, but for values."""
+    """Returns everything that a conversion may change, except the values of tensors: types, attributes, hooks, identities,
+    recipes."""
     hooks = ("_forward_hooks", "_forward_pre_hooks", "_load_state_dict_post_hooks")
     modules = {
         name: (type(module), sorted(module.__dict__), list(module._modules), [len(getattr(module, hook)) for hook in hooks])
@@ -289,7 +291,7 @@ def test_a_call_that_is_refused_midway_changes_nothing(before, cached):
     model, x = Model(), torch.randn(8, 64)
     if before:
         report = moxie.quantize_(model, moxie.FqnToConfig({"last": None, "_default": before}))
-    expected = model(x)  # first: it ends the hook that warns of what is not used
+    expected = model(x)  # before state_of(), because the first forward removes the hook that warns of unused conversions
     state = state_of(model)
     with pytest.raises(ValueError, match="not this one"):
         config = moxie.MXFP8GroupedMMConfig(weight_cache=cached)
@@ -300,7 +302,8 @@ def test_a_call_that_is_refused_midway_changes_nothing(before, cached):
     if before:
         assert not any(entry.conversion.ended for entry in report.entries if entry.conversion is not None)
         assert sorted(moxie.participation(model).forward) == ["after", "experts.w1", "first", "own"]
-    moxie.quantize_(model, moxie.FqnToConfig({"last": None, "_default": "mxfp8_rceil"}))  # and the next call is right
+    # The next conversion works as if the failed one had not been tried.
+    moxie.quantize_(model, moxie.FqnToConfig({"last": None, "_default": "mxfp8_rceil"}))
     assert model.first.conversion.recipe == model.own.recipe and model.own.recipe.startswith("mxfp8_rceil:")
 
 
@@ -317,7 +320,7 @@ def test_a_conv1d_converts_under_its_whole_name_and_is_listed_otherwise():
 
 def test_experts_that_are_matrices_are_listed():
     class ExpertGLU(nn.Module):
-        """As in DBRX: the matrices of all experts, one below the other."""
+        """Experts as in DBRX: one matrix holds the weights of all experts, one below the other."""
 
         def __init__(self):
             super().__init__()

@@ -31,7 +31,7 @@ def test_the_more_exact_key_wins():
     assert not any("attention" in name for name in found) and found["output"] == "even"
     found = converted_with({"_default": "mxfp8_floor", "re:.*experts": None})
     assert found["layers.0.attention.wk"] == "floor" and not set(TITAN) & set(found)
-    # Among exact names the nearest module wins; among patterns the first that matches.
+    # Among exact module names the innermost wins; among patterns, the first that matches.
     assert converted_with({"layers.0": None, "layers.0.moe.experts": rules["ceil"]}) == dict.fromkeys(TITAN, "ceil")
     assert set(converted_with({"re:.*w1": rules["ceil"], "re:.*w.*": rules["floor"]}).values()) == {"ceil", "floor"}
 

@@ -61,7 +61,8 @@ def test_views_and_copies_keep_the_conversion(view):
 
 
 class Looped(nn.Module):
-    """Experts applied in a loop, or all experts to all tokens; parameters are [E, in, out], with biases."""
+    """Experts with weights [E, in, out] and biases, applied in three ways: in a loop over experts, unrolled, or all experts to
+    all tokens."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +163,7 @@ def test_a_product_of_two_weights_is_torchs_own():
 
 
 def test_an_operator_says_what_is_wrong():
-    """torch turns a TypeError inside `@` into "operator not defined"; Moxie's own message must survive."""
+    """If `@` raises a TypeError, torch replaces it by its own "operator not defined". Moxie's message must survive."""
     with pytest.raises(RuntimeError, match="x must be torch.bfloat16 or torch.float32, got torch.float16"):
         X.half() @ converted().w1[0].t()
 
@@ -215,14 +216,16 @@ def test_parameters_and_copies_are_saved_as_plain_ones():
         file.seek(0)
         loaded = torch.load(file, weights_only=True)
         assert all(type(value) is kind and torch.equal(value, saved[name]) for name, value in loaded.items())
-    twin = pickle.loads(pickle.dumps(experts))  # saved with its module, a parameter is converted again
+    twin = pickle.loads(pickle.dumps(experts))  # a parameter that is pickled with its module comes back converted
     assert is_converted(twin.w1) and twin.w1.no_decay and twin.w1._moxie is twin._moxie_converted["w1"]
     assert torch.equal(twin(X, OFFS), experts(X, OFFS))
 
 
 def pickle_with_old_names(module: nn.Module) -> bytes:
-    """The pickle that an older version wrote: moxie.convert_parameter was called moxie.experts, and `transposed` `turned`."""
-    text = pickle.dumps(module, protocol=0)  # protocol 0 ends names with line breaks, so they can be replaced by longer ones
+    """Pickles a module as an older version did, when moxie.convert_parameter was called moxie.experts, and `transposed` was
+    `turned`."""
+    # Protocol 0 writes names without their length, so they can be replaced by names of another length.
+    text = pickle.dumps(module, protocol=0)
     for new, old in (
         (b"cmoxie.convert_parameter\ntransposed\n", b"cmoxie.experts\nturned\n"),
         (b"cmoxie.convert_parameter\n", b"cmoxie.experts\n"),
@@ -244,7 +247,8 @@ def test_a_module_that_was_pickled_with_old_names_loads():
     experts.down_proj_cache.qdata.zero_()
     assert torch.equal(experts(x, OFFS)[:7], experts.down_proj_bias[0].expand(7, -1))  # the cache is used
     moxie.unquantize_(twin)
-    assert type(experts.down_proj) is nn.Parameter and not experts._forward_pre_hooks  # the hooks are known as ours
+    # unquantize_ has recognized the unpickled hooks as Moxie's and removed them.
+    assert type(experts.down_proj) is nn.Parameter and not experts._forward_pre_hooks
 
 
 def test_a_parameter_that_is_removed_is_forgotten():

@@ -1,6 +1,6 @@
-"""Sharded models on 2 and 4 ranks: FSDP2, tensor parallelism, both, and checkpoints.
+"""Sharded models on 2 and 4 ranks: FSDP2, tensor parallelism, both together, and checkpoints.
 
-The cases are functions of the *_cases.py modules; all of a world size run in one spawn.
+The cases are functions in the *_cases.py modules. All cases for one number of ranks run in the same processes, which start once.
 """
 
 import doctest

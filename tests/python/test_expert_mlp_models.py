@@ -93,7 +93,8 @@ def test_the_layer_of_a_model_is_close_to_calculus(recipe, activation, device):
     actual = by_node(x, *tensors, weights, dy, *route, recipe=recipe, activation=activation)
     for name in NAMES:
         noise = (actual[name].double() - expected[name]).norm() / expected[name].norm()
-        # The mean relative error of an operand is 2^-9.6 in bf16 and 2^-5.4 in e4m3; several operands add up in a gradient.
+        # An operand's mean relative error is 2^-9.6 in bf16 and 2^-5.4 in e4m3, and a gradient adds up the errors of several
+        # operands.
         assert noise < (2.0**-6 if recipe == "bf16" else 2.0**-3), (name, noise)
     assert all((actual[name][1] == 0).all() for name in ("dw13", "dw2", "db13", "db2")), "an expert without rows"
 
@@ -119,7 +120,7 @@ def test_what_b2_adds_to_the_gradient_of_weights_is_its_product_with_dy(device):
     without = by_node(x, w13, w2, b13, torch.zeros_like(b2), weights, dy, *route)["dweights"].double()
     expert = torch.searchsorted(route[0], route[2], right=True).view(TOKENS, TOP_K)
     terms = dy.double().unsqueeze(1) * b2.double()[expert]
-    # Sums of DIM products in f32, and one more addition.
+    # Rounding errors of a sum of DIM products in f32, and of one more addition.
     bound = terms.abs().sum(-1) * DIM * 2.0**-24 + (with_bias.abs() + without.abs()) * 2.0**-23
     assert ((with_bias - without - terms.sum(-1)).abs() <= bound).all()
 
@@ -127,7 +128,7 @@ def test_what_b2_adds_to_the_gradient_of_weights_is_its_product_with_dy(device):
 @pytest.mark.parametrize("sizes", ([37, 0, 1, 12], [0, 0, 50, 0], [1, 1, 1, 1]), ids=str)
 def test_gradients_of_biases_are_sums_over_the_rows_of_a_group(sizes, device):
     w13, w2, b13, b2 = parameters(device)
-    rows = sum(sizes) + 5  # the last five are in no group
+    rows = sum(sizes) + 5  # the last five rows are in no group
     x, dy = (torch.randn(rows, DIM, device=device).bfloat16() for _ in range(2))
     dy[-1] = float("nan")
     b2_leaf, b13_leaf = leaves_of(b2, b13)
@@ -137,12 +138,12 @@ def test_gradients_of_biases_are_sums_over_the_rows_of_a_group(sizes, device):
     groups = dy[:-5].double().split(sizes)
     expected = torch.stack([group.sum(0) for group in groups])
     magnitude = torch.stack([group.abs().sum(0) for group in groups])
-    # The f32 sum, and its rounding to bf16.
+    # Rounding errors of a sum in f32, and of the result's rounding to bf16.
     assert ((b2_leaf.grad.double() - expected).abs() <= magnitude * max(sizes) * 2.0**-24 + expected.abs() * 2.0**-8).all()
     assert b13_leaf.grad.isfinite().all() and (b13_leaf.grad[[s == 0 for s in sizes]] == 0).all()
 
 
-# ---- the same bytes as the steps ---------------------------------------------------------------------------------------------
+# ---- the node gives the bytes of the single ops ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32), ids=str)
@@ -265,7 +266,7 @@ def test_nan_stays_with_its_token_and_its_experts(device):
 @pytest.mark.parametrize("value", (float("inf"), -float("inf"), 1e30))
 def test_the_clamp_makes_large_values_finite(value, device):
     h = torch.full((4, 8), value, device=device)
-    h[:, :4] = 1e30 if value < 0 else value  # silu(-inf) is NaN, so no gate is -inf
+    h[:, :4] = 1e30 if value < 0 else value  # where `value` is -inf the gates are 1e30, because silu(-inf) is NaN
     a = moxie.swiglu(h, activation="clamped_swiglu")
     expected = 7 * torch.tensor(1.702 * 7).sigmoid() * (8 if value > 0 else -6)
     torch.testing.assert_close(a.cpu(), expected.expand(4, 4).float())

@@ -1,5 +1,5 @@
-"""moxie.nn.MoE over a process group: the cases of expert_parallel_cases.py at 1, 2 and 4 ranks over Gloo, one start for each
-number of ranks, and ranks that fail."""
+"""moxie.nn.MoE over a process group: runs expert_parallel_cases.py on 1, 2 and 4 ranks over Gloo (all cases in the same
+processes), and tests groups in which a rank fails."""
 
 import functools
 import pathlib
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """A function that gives the errors of all cases for a number of ranks. Cases run on the first call for that number."""
+    """Returns a function that maps a number of ranks to the errors of all cases. The cases run when it is first called with that
+    number."""
     names = [f"expert_parallel_cases.{name}" for name in expert_parallel_cases.NAMES]
     return functools.cache(lambda size: ranks.run(names, size, tmp_path_factory.mktemp("ranks")))
 
@@ -34,7 +35,7 @@ def test_over_a_group(size, case, results):
 
 @pytest.mark.parametrize(("how", "where"), (("killed", "forward"), ("killed", "backward"), ("stalled", "backward")))
 def test_a_failed_rank_is_named_by_the_others(how, where, tmp_path):
-    """Starts the ranks as plain processes, because a launcher would kill the surviving ranks."""
+    """The ranks are plain processes, because a launcher would kill the surviving ranks when one fails."""
     size, timeout = 3, 10
     script = pathlib.Path(__file__).with_name("expert_parallel_failure.py")
     logs = [tmp_path / f"{rank}.log" for rank in range(size)]

@@ -1,4 +1,4 @@
-"""Tiny models of many families in transformers: checks which linears are converted, and that all experts multiply through Moxie.
+"""Tiny models of many transformers families: checks which linears are converted, and that all expert products run through Moxie.
 
 MOXIE_FAMILIES=all runs every family that the installed transformers has, not the four of CI.
 """
@@ -22,7 +22,7 @@ CHOSEN = families() if os.environ.get("MOXIE_FAMILIES") == "all" else FOUR
 IDS = torch.arange(32).remainder(11).add(3).view(2, 16)
 IS_4 = transformers.__version__.startswith("4.")
 
-# Parts of a name that mark a projection of keys or values alone, a router, and the output head.
+# Patterns for names of layers that must stay unconverted: projections that make only keys or values, and routers.
 KEYS_AND_VALUES = re.compile(r"(^|[._])(k|v|kv|wk|wv|wkv)($|[._])")
 ROUTER = re.compile(r"(^|\.)(gate|router|\w*router\w*|shared_expert_gate)(\.|$)")
 
@@ -68,4 +68,5 @@ def test_every_expert_product_is_moxies(family, implementation):
     part = moxie.participation(model)
     experts = set(experts_of(model))
     assert experts <= set(part.forward) and experts <= set(part.backward)
-    assert abs(loss - expected) < 0.1 * expected.abs() + 0.01  # FP8 rounding, and tokens that it reroutes
+    # The loss may change by FP8 rounding, and by the tokens that it sends to other experts.
+    assert abs(loss - expected) < 0.1 * expected.abs() + 0.01

@@ -70,14 +70,14 @@ def test_random_shapes_are_straight_through(seed, device):
     problem = gaussian(
         [rows] + [0] * (groups - 1), n, k, dtype=dtypes[0], w_dtype=dtypes[1], seed=seed, bias=rng.choice([None, "n", "gn"])
     )
-    # Magnitudes that vary from row to row, and zeros: scales of every size.
+    # Magnitudes that differ between rows, and zeros, so that scales of every size occur.
     problem.x = random_values(rows, k, dtype=dtypes[0], seed=seed)
     problem.offs = ragged_offs(rows, groups, rng)
     assert_straight_through(problem.on(device), rng.choice(RECIPES))
 
 
 def legal_recipes() -> list[moxie.Recipe]:
-    """Every legal combination of blocks once, with the rules in rotation."""
+    """Returns recipes with every legal combination of blocks, once each. The four rules take turns."""
     pairs = [pair for pair in itertools.product(COLWISE_BLOCKS, repeat=2) if pair[0].split("x")[0] == pair[1].split("x")[0]]
     rules = itertools.cycle(RULES)
     return [
@@ -159,7 +159,7 @@ def test_an_f32_result_of_bf16_inputs_keeps_the_bits_that_bf16_drops(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_nothing_is_left_uninitialised(recipe, device):
-    """Gradients of experts without tokens and rows of no group are zeros, not what the memory held."""
+    """Gradients of experts without tokens, and rows that are in no group, must be zeros and not what the memory held before."""
     problem = gaussian([0, 37, 0, 64, 0], 72, 160, tail=40, device=device, bias="gn")
     with poisoned_allocations():
         results = run(problem, recipe)
@@ -181,7 +181,8 @@ def test_all_groups_may_be_empty(recipe, device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_a_group_is_the_product_of_its_rows_alone(recipe, device):
-    """No block, scale or row of an unaligned group affects another group."""
+    """Each group's results equal those of multiplying it alone: no block, scale or row of a group affects another, even if
+    unaligned."""
     problem = gaussian([37, 1, 64, 31, 129], 64, 96, dtype=torch.float32, device=device)
     together = run(problem, recipe)
     for g, (begin, end) in enumerate(bounds(problem)):
@@ -208,7 +209,7 @@ def test_without_offs_all_rows_are_one_group(device):
         alone = run(Problem(problem.x, problem.w, problem.dy, None), recipe)
         if device == "cpu":
             assert_same_results(alone, run(problem, recipe), recipe)
-        else:  # another kernel of torch, which sums in another order
+        else:  # a GPU multiplies a single group with another kernel of torch, which sums in another order
             expected, magnitude = straight_through(problem, recipe, alone.y.dtype)
             for name in ("y", "dx", "dw"):
                 assert_products_equal(getattr(alone, name), getattr(expected, name), getattr(magnitude, name), name)
@@ -286,7 +287,7 @@ def test_strided_inputs_and_gradients_give_the_same_bytes(recipe, device):
 
 @pytest.mark.parametrize("recipe", [*MXFP8, "fp8_rowwise"])
 def test_operands_that_are_quantized_already_multiply_alike(recipe, device):
-    """Operands that another op has quantized need no bf16 copy in any of the three passes."""
+    """Tokens that the caller has quantized give the same bytes in all three passes, so no pass needs a bf16 copy of them."""
     problem = gaussian(RAGGED, 64, 160, device=device)
     fields, offs, rows = moxie.Recipe.from_name(recipe), problem.offs, len(problem.x)
     expected, ops = run(problem, recipe), torch.ops.moxie
@@ -317,7 +318,8 @@ def test_inference_mode_and_no_grad_give_the_same_bytes(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_large_products_are_cut_into_panels_and_give_the_same(recipe, device):
-    """Rows, columns and contraction are all larger than a panel, the part of an operand that a CPU decodes at once."""
+    """A CPU decodes one panel of an operand at a time. The first problem has more rows and columns than a panel, the second a
+    longer contraction."""
     problem = gaussian([1100, 0, 1030], 1056, 32, tail=7, device=device)
     assert_straight_through(problem, recipe)
     wide = gaussian([17, 30], 16, 1100, device=device)
@@ -336,7 +338,7 @@ def test_the_number_of_threads_changes_no_more_than_the_order_of_summation():
 
 
 def test_offs_may_change_in_place_between_steps(device):
-    """A router may write new ends into the same tensor in each step."""
+    """The ends of groups may change in place between steps, as when a router writes them into the same tensor each time."""
     problem = gaussian([10, 20, 30], 64, 96, device=device)
     expected = []
     for sizes in ([10, 20, 30], [0, 60, 0], [33, 1, 20]):

@@ -61,7 +61,7 @@ def test_a_second_derivative_is_refused(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_an_expanded_gradient_is_a_full_one(recipe, device):
-    """y.sum().backward() gives a gradient with strides of zero: one element expanded to a matrix."""
+    """y.sum().backward() passes on a gradient that is one element expanded to a matrix, with strides of zero."""
     problem = gaussian(RAGGED, 72, 160, tail=9, device=device, bias="gn")
     problem.dy = torch.ones_like(problem.dy)
     expected = run(problem, recipe)
@@ -116,7 +116,7 @@ def test_each_gradient_has_the_dtype_of_what_it_is_a_gradient_of(x_dtype, w_dtyp
 
 
 class Spy(TorchDispatchMode):
-    """Records the names of Moxie's ops that run."""
+    """Records the names of the Moxie ops that run, and for quantizers how many forms they make."""
 
     def __init__(self):
         super().__init__()
@@ -131,7 +131,7 @@ class Spy(TorchDispatchMode):
 
 
 def ops_of(problem: Problem, recipe, needs: str, **kwargs) -> tuple[list[str], list[str]]:
-    """Returns the ops of forward and of backward if the inputs named in `needs` require gradients."""
+    """Returns the names of the ops that forward and backward run if only the inputs named in `needs` require gradients."""
     inputs = {name: getattr(problem, name).detach().requires_grad_(name in needs.split()) for name in ("x", "w", "bias")}
     with Spy() as forward:
         y = moxie.grouped_mm(inputs["x"], inputs["w"], problem.offs, recipe=recipe, bias=inputs["bias"], **kwargs)
@@ -165,7 +165,7 @@ def test_only_the_gradients_that_are_needed_are_computed(recipe, needs, expected
 
 @pytest.mark.parametrize("recipe", ("mxfp8_rceil", "mxfp8_rceil_32x32", "mxfp8_rceil_128"))
 def test_each_tensor_is_quantized_once_per_step(recipe, device):
-    """Forward reads x and w once each, backward dy once: neither quantizes a tensor a second time."""
+    """Forward reads x and w once each, and backward reads dy once: no tensor is quantized a second time."""
     problem = gaussian([2000, 2100], 64, 96, device=device, bias="n")
     forward, backward = ops_of(problem, recipe, "x w")
     assert [n for n in forward if "quantize" in n] == ["_quantize both forms"] * 2
@@ -193,7 +193,7 @@ def saved_tensors():
 
 
 def activation_bytes(rows: int, groups: int, k: int, recipe: str) -> int:
-    """The bytes that forward keeps of x, found with meta tensors. x requires no gradient, so nothing of w is kept."""
+    """Returns the bytes that forward keeps of x, found with meta tensors. x requires no gradient, so nothing of w is kept."""
     x = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
     w = torch.empty(groups, 64, k, dtype=torch.bfloat16, device="meta", requires_grad=True)
     with saved_tensors() as saved:
@@ -205,7 +205,7 @@ def activation_bytes(rows: int, groups: int, k: int, recipe: str) -> int:
 @pytest.mark.parametrize("groups", (8, 32, 64, 256))
 @pytest.mark.parametrize("rows", (2048, 8192, 32768, 131072))
 def test_what_is_kept_of_x_is_one_byte_per_element_of_its_padded_groups(rows, groups, k):
-    """Every recipe keeps the colwise form. Its rows are those of the groups padded to the block, and at most 255 more."""
+    """Forward keeps only the colwise form of x. It has the rows of all groups, each padded to the block, and at most 255 more."""
     assert activation_bytes(rows, groups, k, "bf16") == rows * k * 2
     for recipe in (name for name in QUANTIZED if not name.endswith("_hp")):
         fields = moxie.Recipe.from_name(recipe)
@@ -240,7 +240,7 @@ def test_no_activation_is_kept_in_high_precision(recipe, device):
             moxie.grouped_mm(x, w, problem.offs, recipe=recipe)
         large = [t for t in saved if t.numel() >= x.numel()]
         assert large and all(t.dtype == torch.float8_e4m3fn for t in large)
-        wide = [t for t in saved if t.dtype in (torch.bfloat16, torch.float32)]  # at most the scales of rows
+        wide = [t for t in saved if t.dtype in (torch.bfloat16, torch.float32)]  # may only hold scales per row or column
         assert all(t.numel() <= 3 * sum(x.shape) for t in wide)
 
 
@@ -255,7 +255,7 @@ def test_x_is_freed_after_forward(device):
 
 
 def test_x_may_be_overwritten_after_forward(device):
-    """Backward reads the quantized copy of x, so a later op may change x in place."""
+    """A later op may change x in place, because backward reads the quantized copy of x."""
     problem = gaussian(RAGGED, 64, 96, device=device)
     expected = run(problem, "mxfp8_rceil")
     x, w = problem.x.clone().requires_grad_(), problem.w.detach().requires_grad_()
@@ -308,7 +308,7 @@ def test_one_wgrad_writes_the_main_gradient_in_eager_mode(device):
 
 
 def test_weights_used_twice_add_up_in_one_main_gradient(device):
-    """This happens with shared experts, and with micro-batches whose forwards all run before their backwards."""
+    """main_grad accumulates if a weight is used twice before backward, as with shared experts or interleaved micro-batches."""
     problem = gaussian(RAGGED, 64, 96, dtype=torch.float32, device=device)
     single = run(problem, "mxfp8_rceil")
     main_grad, w = torch.zeros_like(problem.w), problem.w.detach().requires_grad_()
@@ -329,7 +329,8 @@ def test_a_main_gradient_may_be_zeroed_between_forward_and_backward(device):
 
 
 def test_hooks_that_copy_what_is_saved_do_not_lose_the_main_gradient(device):
-    """Saved-tensor hooks, such as those that offload activations, copy tensors; dw must still be added to the caller's tensor."""
+    """Saved-tensor hooks, such as those that offload activations, copy tensors; dw must still be added to the caller's
+    main_grad."""
     problem = gaussian(RAGGED, 64, 96, dtype=torch.float32, device=device)
     expected = run(problem).dw
     main_grad = torch.zeros_like(problem.w)

@@ -15,7 +15,7 @@ from grouped_reference import gaussian, run
 from support import as_bytes, assert_same_bytes, sizes_to_offs
 
 RECIPES = moxie.recipe_names()
-# Dynamo makes the rows dynamic at the second size. At the third the plan may keep x in another form, which needs another graph.
+# Numbers of rows to compile for. At the second, torch.compile makes the rows dynamic; LATER_SIZES must not compile again.
 SIZES, LATER_SIZES = (70, 100, 45, 2000), (333, 46, 1999, 64, 777)
 
 
@@ -34,7 +34,7 @@ def problem_of(rows: int, device: str, **kwargs):
 
 
 def step(function, problem, **kwargs):
-    """Forward and backward: y and the gradients."""
+    """Runs forward and backward. Returns y and the gradients."""
     leaves = [t.detach().requires_grad_() for t in (problem.x, problem.w, problem.bias) if t is not None]
     y = function(*leaves[:2], problem.offs, *leaves[2:], **kwargs)
     y.backward(problem.dy.to(y.dtype))
@@ -187,7 +187,7 @@ def test_under_autocast_activations_take_its_dtype_and_weights_keep_theirs(recip
         y, dx, dw, dbias = step(functools.partial(moxie_call, recipe=recipe), problem)
     assert [t.dtype for t in (y, dx, dw, dbias)] == [torch.bfloat16] + [torch.float32] * 3
     problem.x = problem.x.bfloat16()
-    expected = run(problem, recipe)  # w, in f32, is quantized from f32
+    expected = run(problem, recipe)  # f32 weights are quantized from f32, not from a bf16 copy
     assert_same_bytes((y, dx, dw, dbias), (expected.y, expected.dx.float(), expected.dw, expected.dbias))
 
 
@@ -227,7 +227,7 @@ class Experts(torch.nn.Module):
 
 
 def train(model, device, call=None, steps: int = 4, micro_batches: int = 1, fused: bool = False, refresh=None):
-    """A few steps of AdamW; returns the outputs of each step."""
+    """Trains a few steps with AdamW; returns the outputs of all forwards."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
     if refresh:
         refresh(optimizer)
@@ -345,9 +345,9 @@ def test_a_cache_says_how_many_bytes_it_takes(device):
         cache = moxie.WeightCache(w, recipe=recipe)
         assert cache.nbytes >= 2 * w.numel() + scales
         path = moxie.explain(recipe, 256, 384, device=w.device).forward.kernel
-        if path == "sm90":  # scales come in fours along k; three and two are padded to four
+        if path == "sm90":  # here scales are stored in fours along k, so 3 and 2 of them are padded to 4
             scales = 4 * (2 * 4 + 3 * 4)
-        if path != "sm100":  # sm100 replicates scales to blocks of 1x32
+        if path != "sm100":  # sm100 stores a scale per 1x32 block, however large the recipe's blocks are
             assert cache.nbytes == 2 * w.numel() + scales
     with pytest.raises(ValueError, match="quantize_weights: the recipe bf16 quantizes nothing"):
         moxie.WeightCache(w, recipe="bf16")

@@ -76,7 +76,7 @@ def test_the_gpu_gives_the_results_of_the_cpu(recipe):
 @pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="one way to multiply: Hopper's"
 )
-@pytest.mark.parametrize("groups", [5, 80])  # the kernel sorts groups by size only if there are few
+@pytest.mark.parametrize("groups", [5, 80])  # the wgrad kernel sorts groups by size only if they are few
 def test_dw_of_a_group_does_not_depend_on_the_others(groups):
     n, k = 2048, 4608  # more tiles than the GPU has clusters, so that each cluster computes several
     generator = torch.Generator().manual_seed(groups)

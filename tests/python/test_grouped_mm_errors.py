@@ -149,7 +149,7 @@ def test_a_bad_call_says_the_op_the_rule_and_the_value(name, grad):
 
 @pytest.mark.parametrize("name", ("quantized-of-other-w", "quantized-recipe", "quantized-row"))
 def test_a_bad_cache_is_refused_before_backward(name):
-    """Forward also checks the colwise half of the cache, which only backward reads."""
+    """Bad colwise forms, which only backward reads, are refused in forward already."""
     good = list(moxie.quantize_weights(W, recipe=BAD_CALLS[name][1]["recipe"]))
     mixed = good[:2] + BAD_CALLS[name][1]["quantized_w"][2:]
     with pytest.raises((TypeError, ValueError), match="grouped_mm: "):

@@ -1,4 +1,4 @@
-"""The layouts of scales if operands are decoded. Tests on a CPU that plan as for a GPU use the GPU's layouts.
+"""Layouts of scales where operands are decoded. On a CPU, these tests plan as for a GPU and so use the GPU's layouts.
 
 The layout of scales must not change a result: each pass must give the same bytes as the bf16 product of operands that were
 quantized with plain scales and decoded.
@@ -65,7 +65,8 @@ def test_a_cpu_has_plain_ones(recipe):
 
 @pytest.mark.parametrize("recipe", ("mxfp8_rceil", "mxfp8_rceil_wgrad_with_hp", "mxfp8_emulated_floor"))
 def test_traced_tensors_of_a_gpu_have_its_layout(recipe):
-    """A Meta kernel sees tensors on the meta device, and must still choose the layout of the GPU that is traced for."""
+    """Meta kernels see tensors on the meta device. They must still choose the scale layout of the GPU for which a graph is
+    traced."""
     problem = gaussian(LARGE, 64, 96)
     ops._pretend_gpu("other", gpus_only=True)
     try:
@@ -103,7 +104,8 @@ def test_without_offs_where_the_shape_does_not_tell_the_layout(rows, n, k, like_
 
 @pytest.mark.parametrize("recipe", BY_32 + OTHERS)
 def test_every_recipe_gives_what_a_cpu_gives_with_plain_scales(recipe):
-    """Results agree up to the order of summation, because a CPU decodes operands with plain scales panel by panel."""
+    """Swizzled scales give the results of plain ones up to the order of summation: with plain scales a CPU decodes and adds panel
+    by panel."""
     for sizes in (LARGE, SMALL):
         for dtype in (torch.bfloat16, torch.float32):
             problem = varied(sizes, dtype=dtype)
@@ -140,7 +142,8 @@ def test_an_x_that_came_quantized_keeps_its_plain_scales(recipe, sizes, like_gpu
     y = moxie.grouped_mm(mx, w, problem.offs, recipe=recipe)
     y.backward(problem.dy)
     decoded = Problem(mx.dequantize(), problem.w, problem.dy, problem.offs)
-    expected = decoded_product(decoded, recipe)  # quantizing decoded values again changes nothing
+    # decoded_product quantizes the decoded values once more, which does not change them.
+    expected = decoded_product(decoded, recipe)
     assert_same_bytes([y.detach(), w.grad], [expected.y, expected.dw])
 
 
@@ -166,7 +169,8 @@ def test_a_main_gradient_and_a_compiled_product(like_gpu):
 
 @pytest.mark.parametrize("recipe", BY_32[:-1])
 def test_a_cache_may_be_used_and_refreshed_where_it_was_not_filled(recipe):
-    """A cache moves with its module, from a CPU to a GPU and back."""
+    """A cache moves with its module from a CPU to a GPU and back, and keeps the scale layout of the device where it was
+    filled."""
     problem = varied(LARGE)
     on_cpu = moxie.WeightCache(problem.w, recipe=recipe)
     with as_on_a_gpu():
@@ -206,7 +210,7 @@ def test_the_passes_take_plain_scales_unless_told_otherwise(gpu):
             said = {"recipe": recipe} if layout == "plain" else {"recipe": recipe, "scale_layout": layout}
             for of_w, w in weights.items():
                 if layout == of_w == "plain":
-                    continue  # a CPU multiplies those panel by panel
+                    continue  # with plain scales for both, a CPU multiplies panel by panel and sums in another order
                 assert_same_bytes(moxie.grouped_fwd(*x[:2], *w[:2], offs, **said), expected.y)
                 assert_same_bytes(moxie.grouped_dgrad(*dy[:2], *w[2:], offs, **said), expected.dx)
             dw = moxie.grouped_wgrad(*dy[2:], *x[2:], rows, offs, dtype=torch.float32, **said)

@@ -1,4 +1,4 @@
-"""The Hopper kernel with scales in quads. On a CPU the tests plan as for a Hopper GPU, and the kernel's reference runs.
+"""Scales in quads, which Hopper's kernel reads. On a CPU the tests plan as for a Hopper GPU, and the kernel's reference runs.
 
 The layout of scales must not change a result: scales made in quads, plain scales, and decoded operands must all agree.
 """
@@ -15,7 +15,7 @@ from support import assert_same_bytes
 
 ops = torch.ops.moxie
 RECIPE = "mxfp8_rceil_128"
-N, K = 48, 656  # K has six blocks of 128: one whole quad, and a second that is padded
+N, K = 48, 656  # K has six blocks of 128, so its scales fill one quad and part of a second, which is padded
 RAGGED, DEEP = [170, 0, 300, 90, 128], [1500, 1501]
 BLOCKS = {"rowwise_block": "1x128", "colwise_block": "128x1"}
 
@@ -28,7 +28,7 @@ def like_hopper():
 
 
 def passes_of(problem, layout, said=None):
-    """Runs the three passes on operands with scales in `layout`. `said` is the scale_layout argument of the calls."""
+    """Quantizes the operands with scales in `layout` and runs the three passes, with `said` as their scale_layout argument."""
     offs, rows = problem.offs, len(problem.x)
     how = {"offs": offs, "scale_layout": layout}
     x = moxie.quantize_both(problem.x, rowwise_block="1x128", colwise_block="128x32", **how)

@@ -1,4 +1,5 @@
-"""The Hopper path for one scale per row, tested on a CPU: a replacement for torch's grouped product decodes its operands.
+"""Hopper's path for one scale per row (fp8_rowwise), tested on a CPU: a stand-in for torch's grouped product decodes the
+operands.
 
 The replacement checks what torch checks (shapes, strides, alignment, the ends of groups), and writes NaN where torch's kernel may
 write nothing: rows past the last group, and results of empty groups.
@@ -58,7 +59,8 @@ def rows_contracted(a, b, scale_a, scale_b, groups):
 
 @pytest.fixture
 def sm90_rows():
-    """Makes every call with one scale per row take the path. Gives a list of the number of dims of each second operand."""
+    """Plans every fp8_rowwise call as for a Hopper GPU. Yields a list to which each product appends the number of dims of its
+    second operand."""
     with pretended_gpu("sm90", stand_in) as calls:
         yield calls
 
@@ -74,7 +76,7 @@ def emulated(problem: Problem, **kwargs):
 )
 def test_the_three_passes_are_straight_through(sizes, tail, sm90_rows):
     problem = gaussian(sizes, 160, 96, tail=tail)
-    # Every scale differs from its neighbours, so that reading a wrong scale changes the result.
+    # Gives neighbouring rows and columns different scales, so that reading a wrong scale changes the result.
     problem.x *= torch.exp2(torch.randint(-9, 10, (len(problem.x), 1))).bfloat16()
     problem.w *= torch.exp2(torch.randint(-9, 10, (*problem.w.shape[:2], 1))).bfloat16()
     problem.dy *= torch.exp2(torch.randint(-9, 10, (1, 160))).bfloat16()
@@ -98,7 +100,7 @@ def test_garbage_past_the_groups_changes_nothing(sm90_rows):
 
 def test_nan_stays_in_its_row_and_in_its_expert(sm90_rows):
     problem = gaussian(SIZES, 64, 96, tail=4)
-    problem.x[40, 3] = torch.nan  # a row of the third expert
+    problem.x[40, 3] = torch.nan  # row 40 belongs to the third expert
     results = run(problem, RECIPE)
     assert results.y.isnan().any(1).nonzero().tolist() == [[40]] and not results.dx.isnan().any()
     assert results.dw.isnan().any(2).any(1).tolist() == [False, False, True, False, False]
@@ -108,7 +110,7 @@ def test_nan_stays_in_its_row_and_in_its_expert(sm90_rows):
 def test_a_bias_is_added_to_the_rows_of_groups_alone(bias, sm90_rows):
     problem = gaussian(SIZES, 64, 96, tail=40, bias=bias)
     results, expected = run(problem, RECIPE), emulated(problem)
-    # The bias is added after the product was rounded to bf16, so y is rounded twice.
+    # On this path the product is rounded to bf16 before the bias is added, so y is rounded twice.
     torch.testing.assert_close(results.y, expected.y, rtol=2.0**-7, atol=2.0**-4)
     assert not results.y[330:].any()
     assert_same_bytes(results.dbias, expected.dbias)

@@ -1,4 +1,4 @@
-"""The Blackwell path on a CPU, where blackwell.py replaces torch's block-scaled grouped product."""
+"""The Blackwell path, tested on a CPU: blackwell.py stands in for torch's block-scaled grouped product."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def assert_equal_to_the_reference(results, problem: Problem, recipe) -> None:
     for name in ("y", "dx", "dw"):
         actual = getattr(results, name)
         assert actual.isfinite().all(), name
-        # torch's product is always rounded to bf16 first, whatever the dtype of the result.
+        # torch's product gives bf16 even if the result is f32, so compare with bf16's tolerance.
         assert_products_equal(actual.bfloat16(), getattr(expected, name), getattr(magnitude, name), name)
 
 
@@ -53,7 +53,7 @@ def test_the_three_passes_equal_the_emulated_ones(recipe, sizes, tail, sm100):
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_scales_of_any_number_of_tiles_are_found(recipe, n, k, sm100):
     problem = gaussian([130, 0, 257], n, k, tail=1)
-    # Every scale differs from its neighbours, so that reading a wrong scale changes the result.
+    # Gives neighbouring elements different magnitudes, so that reading a wrong scale changes the result.
     problem.x *= torch.exp2(torch.randint(-9, 10, problem.x.shape)).bfloat16()
     problem.w *= torch.exp2(torch.randint(-9, 10, problem.w.shape)).bfloat16()
     problem.dy *= torch.exp2(torch.randint(-9, 10, problem.dy.shape)).bfloat16()
@@ -74,7 +74,7 @@ def test_a_bias_is_added_to_the_rows_of_groups_alone(bias, sm100):
     problem = gaussian(SIZES, 64, 96, tail=40, bias=bias)
     results = run(problem, "mxfp8_rceil_128")
     expected = emulated(problem, "mxfp8_rceil_128")
-    # The bias is added after the product was rounded to bf16, so y is rounded twice.
+    # On this path the product is rounded to bf16 before the bias is added, so y is rounded twice.
     torch.testing.assert_close(results.y, expected.y, rtol=2.0**-7, atol=2.0**-4)
     assert not results.y[330:].any()
     assert_same_bytes(results.dbias, expected.dbias)
@@ -139,8 +139,8 @@ def test_the_path_compiles(sm100):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_traced_tensors_of_a_gpu_take_its_path(recipe):
-    """A Meta kernel sees tensors on the meta device, and must still plan for the GPU that is traced for. Here GPUs count as
-    Blackwell, and the CPU does not."""
+    """Meta kernels see tensors on the meta device. They must still plan for the GPU for which a graph is traced: here a GPU
+    counts as Blackwell, and the CPU does not."""
     problem, ops = gaussian(SIZES, 64, 96), torch.ops.moxie
     ops._pretend_gpu("sm100", gpus_only=True)
     try:
@@ -152,7 +152,7 @@ def test_traced_tensors_of_a_gpu_take_its_path(recipe):
             forms = moxie.quantize_weights(w, recipe=recipe)
             assert forms[1].dim() == forms[3].dim() == 2  # swizzled
             alone, w2 = (torch.empty(*shape, dtype=x.dtype, device="cuda") for shape in ((1, *w.shape[1:]), (len(offs), 96, 32)))
-            for mode in (torch.no_grad, torch.inference_mode):  # in the latter, ops call each other inside a Meta kernel
+            for mode in (torch.no_grad, torch.inference_mode):  # in inference mode, ops call each other inside a Meta kernel
                 with mode():
                     assert moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=forms).shape == dy.shape
                     assert moxie.grouped_mm(x, w, offs, recipe=recipe).shape == dy.shape

@@ -1,4 +1,5 @@
-"""The experts implementation `moxie` of transformers, and its conventions: routing, sentinels, compile, fallbacks."""
+"""The experts implementation `moxie` of transformers: routing, ids of other ranks, compile, and fallbacks. "Seams" in names are
+transformers' own calls of torch products, which Moxie intercepts once the weights are converted."""
 
 import pytest
 import torch
@@ -52,8 +53,10 @@ def test_the_recipe_is_that_of_the_conversion_and_agrees_with_the_seams(device, 
     loss, grads = step(model)
     expected, expected_grads = step(seams)
     assert len(calls) == 1 and moxie.Recipe.from_name(calls[0]) == moxie.Recipe.from_name(RECIPE)
-    assert torch.allclose(loss, expected, rtol=1e-5)  # the forward has the same roundings
-    for name in EXPERTS:  # backward weighs after quantizing, not before: an error of FP8, some 25 dB
+    assert torch.allclose(loss, expected, rtol=1e-5)  # forward rounds in the same places either way
+    # Gradients differ by FP8's error, about 25 dB: the fused layer weighs dy by routing weights after quantizing it, the seams
+    # before.
+    for name in EXPERTS:
         assert sqnr(grads[name], expected_grads[name]) > 20, name
     assert set(EXPERTS) <= set(moxie.participation(model).check().backward)
 
@@ -83,7 +86,7 @@ def test_sentinels_of_expert_parallelism_add_nothing(parallel, device):
     experts = fused(mixtral(device=device)).model.layers[0].mlp.experts
     ids = torch.randint(0, 4, (10, 2), device=device)
     if parallel:
-        ids[3, 0], ids[5] = 4, 4  # 4 experts here: that id is of another rank's
+        ids[3, 0], ids[5] = 4, 4  # with 4 experts here, id 4 stands for an expert on another rank
     experts._is_expert_parallel = parallel
     results = []
     for name in ("moxie", "grouped_mm"):
@@ -112,7 +115,7 @@ def test_an_activation_that_is_not_fused_runs_through_the_seams_with_a_word(devi
 
 
 def test_a_recipe_that_experts_cannot_run_in_is_refused(device):
-    """Without a conversion nothing would quantize the products of the fallback."""
+    """The fallback, transformers' own products, would run unquantized here, because no weight is converted."""
     moxie.hf.register("moxie_rceil", recipe=RECIPE)
     model = mixtral(device=device, hidden_act="gelu")
     model.set_experts_implementation("moxie_rceil")
@@ -130,7 +133,7 @@ def test_weights_converted_in_two_ways_run_through_the_seams_with_a_word(device)
 
 @pytest.mark.parametrize("converted", (False, True))
 def test_gpt_oss_agrees_with_the_seams(converted, device, monkeypatch):
-    """Its weights are transposed and interleaved, with biases and a clamped activation."""
+    """In gpt-oss, expert weights are transposed and interleaved, and there are biases and a clamped activation."""
     model, seams = fused(gpt_oss(device=device)), gpt_oss(device=device)
     for one in (model, seams):
         with torch.no_grad():
@@ -163,7 +166,8 @@ def test_a_cache_of_interleaved_weights_is_not_taken_and_is_warned_of(device):
 @pytest.mark.parametrize("dtype", (torch.float32, torch.bfloat16))
 @pytest.mark.parametrize("implementation", ("grouped_mm", "moxie"))
 def test_a_compiled_model_is_quantized_whatever_its_dtype(dtype, implementation):
-    """An f32 model calls transformers::grouped_mm_fallback in a graph (C1)."""
+    """In a graph, transformers multiplies f32 experts by an op of its own, transformers::grouped_mm_fallback, which must not
+    bypass Moxie."""
     torch._dynamo.reset()
     model = mixtral(dtype)
     model.set_experts_implementation(implementation)
@@ -187,7 +191,8 @@ def test_a_compiled_model_is_quantized_whatever_its_dtype(dtype, implementation)
 
 
 def test_batched_mm_beyond_its_limit_names_the_parameter_and_the_way_out():
-    """A copy of the weights for every pair of token and expert (C5)."""
+    """batched_mm copies the weights for each pair of token and expert. Here these are 1152 groups, more than one product
+    takes."""
     model = mixtral()
     model.set_experts_implementation("batched_mm")
     moxie.quantize_(model, RECIPE)

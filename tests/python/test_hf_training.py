@@ -1,4 +1,4 @@
-"""Converted models of transformers in the programs that train them: PEFT, Trainer, accelerate."""
+"""Converted transformers models in the programs that train them: PEFT, Trainer, accelerate."""
 
 import os
 import pathlib
@@ -55,7 +55,7 @@ def test_lora_on_linears_leaves_adapters_unquantized_and_the_rest_quantized(firs
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("first", ("convert", "adapt"))
 def test_lora_on_stacked_experts_multiplies_quantized_sums(first, implementation, device):
-    """weight + delta is a plain tensor to torch, and ran unquantized (C2)."""
+    """PEFT multiplies by weight + delta. torch makes that sum a plain tensor, which must be quantized all the same."""
     model = mixtral(device=device)
     model.set_experts_implementation(implementation)
     if first == "convert":
@@ -72,7 +72,7 @@ def test_lora_on_stacked_experts_multiplies_quantized_sums(first, implementation
     merged.set_experts_implementation(implementation)
     merged = lora(merged, **STACKED).merge_and_unload()
     moxie.quantize_(merged.requires_grad_(), RECIPE)
-    assert torch.allclose(loss, step(merged)[0], rtol=1e-4)  # the sum is rounded in another order
+    assert torch.allclose(loss, step(merged)[0], rtol=1e-4)  # merging adds delta to the weight in another rounding order
     plain = lora(mixtral(device=device), **STACKED)
     assert not torch.equal(loss, step(plain)[0])
 
@@ -85,7 +85,7 @@ def test_trainer_resumes_where_it_stopped(implementation, tmp_path):
     data = [{"input_ids": row, "labels": row} for row in tokens().repeat(4, 1)]
 
     def train(folder, resume=None, steps=4):
-        model = gpt_oss()  # Trainer does not find the experts in its own checkpoint of a Mixtral
+        model = gpt_oss()  # not a Mixtral: Trainer does not find the experts in a checkpoint that it wrote of one
         model.set_experts_implementation(implementation)
         moxie.quantize_(model, RECIPE)
         arguments = TrainingArguments(

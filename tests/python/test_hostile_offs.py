@@ -47,7 +47,8 @@ def test_the_same_calls_take_offs_that_are_right(recipe):
 
 @pytest.mark.skipif(not (torch.cuda.is_available() and moxie.has_cuda()), reason="no GPU")
 def test_a_gpu_survives_wrong_offs_and_gives_what_ends_in_line_give():
-    """Each recipe and kind of offs runs in a process of its own, because a destroyed CUDA context ends the process."""
+    """Runs each recipe and kind of offs in a process of its own, because a broken CUDA context cannot be used again in the same
+    process."""
     program = pathlib.Path(__file__).with_name("hostile_offs.py")
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
 

@@ -42,7 +42,7 @@ def test_sizes_go_from_8_to_2048_and_those_above_256_are_extrapolated(model):
 
 def test_bytes_are_those_of_the_wire(model):
     tokens, dim, top_k = 4096, 7168, 8
-    fp8_row = dim + dim // 128 + 8  # elements, scales, and 8 bytes of padding to a multiple of 16
+    fp8_row = dim + dim // 128 + 8  # a row of FP8: the elements, their scales, and 8 bytes of padding to a multiple of 16
     for size in model["sizes"]:
         ranks, experts = size["ep"], size["experts"]
         on_others = math.comb(experts - experts // ranks, top_k) / math.comb(experts, top_k)
@@ -143,7 +143,7 @@ def test_flags_of_the_exchange_need_ep():
 
 
 def test_the_products_run_as_fast_as_was_measured(model):
-    """w13 has twice the FLOPs of w2."""
+    """The model's speed is FLOPs over time of both products as measured: w13, which has twice the FLOPs of w2, and w2."""
     rates = []
     for name, shape in (("grouped_mm", [65536, 2048, 7168, 32]), ("grouped_mm_w2", [65536, 7168, 2048, 32])):
         rows = json.loads((ROOT / "bench" / "results" / "nvidia-h200" / f"{name}.json").read_text())["rows"]
@@ -163,7 +163,7 @@ def assert_same(found, wanted, where: str) -> None:
         for index, pair in enumerate(zip(found, wanted)):
             assert_same(*pair, f"{where}[{index}]")
     else:
-        # The fit stops when its parameters are within 1e-5 of the optimum.
+        # The model's parameters are fitted to 1e-5 of the optimum only, so machines may differ by more than rounding.
         assert found == (pytest.approx(wanted, rel=1e-3, abs=1e-9) if isinstance(wanted, float) else wanted), where
 
 

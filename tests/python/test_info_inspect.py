@@ -15,7 +15,7 @@ import torch
 import moxie
 from support import random_values
 
-# The program beside the library of a build folder, or wherever MOXIE_CLI says.
+# The program: MOXIE_CLI if it is set, else the one in the library's build folder.
 LIBRARY = pathlib.Path(os.environ.get("MOXIE_LIBRARY", "build/cpu/moxie/torch/libmoxie_torch.so")).resolve()
 BINARY = pathlib.Path(os.environ.get("MOXIE_CLI", LIBRARY.parents[2] / "bin" / "moxie"))
 
@@ -67,7 +67,7 @@ def write(path: pathlib.Path, tensors: dict[str, torch.Tensor], metadata: dict |
 
 
 def expected(w: torch.Tensor, recipe: str) -> dict:
-    """The figures that the program must print for a float tensor, computed with Moxie's quantizers."""
+    """Computes with Moxie's quantizers the figures that the program must print for a float tensor."""
     w = w.reshape(1, *w.shape) if w.dim() == 2 else w
     w = w if w.dtype in (torch.float32, torch.bfloat16) else w.float()
     fields = moxie.Recipe.from_name(recipe)
@@ -82,7 +82,8 @@ def expected(w: torch.Tensor, recipe: str) -> dict:
         exponents = codes[codes > 0].float() - 127
     values, count = w.double(), w.numel()
     noise = (values - decoded.double()).square().sum()
-    # An element is clipped if it became 448, the largest e4m3, and its value was above 464, from where on rounding would go up.
+    # An element was clipped if it became 448, the largest e4m3 value, although it was above 464 in units of the scale: such
+    # values would round up to 480.
     clipped = (qdata.float().abs() == 448) & (values.abs() > decoded.double().abs() * (464 / 448))
     return {
         "sqnr_db": 10 * math.log10(values.square().sum() / noise) if noise else None,
@@ -203,7 +204,7 @@ def test_defaults_and_the_total(tmp_path):
 
 
 def test_a_tensor_is_the_same_in_pieces(tmp_path):
-    # The program measures tensors in pieces; these are larger than a piece, along rows and along groups.
+    # The program reads a tensor in pieces. The first shape is larger than a piece in its rows, the second in its groups.
     for shape in ((5000, 1000), (70, 300, 256)):
         w = random_values(*shape, dtype=torch.float32)
         path = tmp_path / "x"

@@ -12,7 +12,7 @@ from support import CASES, Case, as_bytes, as_tuple, assert_same_bytes, call, ra
 
 
 def strided(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values with other strides: transposed in memory, with gaps and an offset."""
+    """Returns the values in a tensor with gaps between elements and an offset, so that it is not contiguous."""
     big = torch.zeros(*tensor.shape[:-1], 2 * tensor.shape[-1] + 3, dtype=torch.uint8, device=tensor.device)
     if tensor.element_size() != 1:
         big = big.to(tensor.dtype)
@@ -133,7 +133,7 @@ def test_rows_past_the_last_group_never_matter(garbage, device):
     ]
     for op in calls:
         assert_same_bytes(op(dirty), op(x))
-    # The same holds for operands: bytes past the groups must not affect results.
+    # Nor may bytes past the groups of quantized operands affect what they decode to.
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
     clean = (
         moxie.dequantize_rowwise(qdata, scale, offs=offs),
@@ -142,7 +142,7 @@ def test_rows_past_the_last_group_never_matter(garbage, device):
     )
     qdata.view(torch.uint8)[141:] = 0x7F
     scale.view(torch.uint8)[141:] = 0xFF
-    qdata_t.view(torch.uint8)[:, 40:64] = 0x7F  # the padding of the first group
+    qdata_t.view(torch.uint8)[:, 40:64] = 0x7F  # the padding after the first group's 40 rows
     qdata_t.view(torch.uint8)[:, 64 + 128 :] = 0x7F  # after the last
     dirty = (
         moxie.dequantize_rowwise(qdata, scale, offs=offs),
@@ -170,7 +170,8 @@ def test_a_group_never_reaches_another(garbage, device):
 def test_flushing_denormals_changes_nothing():
     x = random_values(200, 96, dtype=torch.float32)
     x[:100] *= 2.0**-130
-    x[40:52] = torch.arange(96) % 32 * 2.0**-131  # subnormal in f32 and in bf16, and not 0 once scaled
+    # Subnormal in f32 and in bf16, but not 0 once scaled; hardware that flushes subnormals would lose them.
+    x[40:52] = torch.arange(96) % 32 * 2.0**-131
     offs = sizes_to_offs([50, 1, 149])
     bf16 = x.bfloat16()
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
@@ -222,18 +223,18 @@ def test_backward_through_a_quantizer_says_that_there_is_no_gradient(device):
     y = moxie.dequantize_rowwise(*moxie.quantize_rowwise(x))
     with pytest.raises(RuntimeError, match="does not require grad"):
         y.sum().backward()
-    (y + x).sum().backward()  # the quantized part counts as a constant
+    (y + x).sum().backward()  # autograd takes y as a constant, so only x gets a gradient
     assert torch.equal(x.grad, torch.ones_like(x))
 
 
 def test_gradients_of_pad_groups_and_unpad_groups(device):
     offs = sizes_to_offs([3, 0, 5, 1], device)
-    x = torch.randn(12, 4, dtype=torch.float64, device=device, requires_grad=True)  # 3 rows are in no group
+    x = torch.randn(12, 4, dtype=torch.float64, device=device, requires_grad=True)  # the last 3 rows are in no group
     padded, starts, _ = moxie.pad_groups(x, offs, 4)
     rows = torch.randn(padded.shape, dtype=torch.float64, device=device, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: moxie.pad_groups(x, offs, 4)[0], x)
     assert torch.autograd.gradcheck(lambda rows: moxie.unpad_groups(rows, offs, starts, 12), rows)
-    # Any starts that pad_groups could have made, and others: groups in reverse order.
+    # unpad_groups takes any starts, also ones that pad_groups never makes: here the groups lie in reverse order.
     backwards = torch.tensor([20, 20, 8, 0], dtype=torch.int32, device=device)
     assert torch.autograd.gradcheck(lambda rows: moxie.unpad_groups(rows, offs, backwards, 12), rows)
 
@@ -250,5 +251,5 @@ def test_ops_run_in_inference_mode(device):
     with torch.inference_mode():
         results = moxie.quantize_both(x)
         assert_same_bytes(results, expected)
-        out = tuple(torch.empty_like(t) for t in results)  # inference tensors, which have no version counter
+        out = tuple(torch.empty_like(t) for t in results)  # tensors made in inference mode have no version counter
         assert_same_bytes(moxie.quantize_both(x, out=out), expected)

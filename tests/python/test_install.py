@@ -30,7 +30,7 @@ needs_build = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def site_packages(tmp_path_factory) -> pathlib.Path:
-    """A folder that holds the package as a wheel installs it."""
+    """Returns a folder that holds the package as a wheel would install it."""
     site = tmp_path_factory.mktemp("site-packages")
     sources = pathlib.Path(moxie.__file__).parent
     shutil.copytree(sources, site / "moxie", ignore=shutil.ignore_patterns("__pycache__", "lib", "include"))
@@ -103,7 +103,7 @@ def configure(prefix: pathlib.Path, folder: pathlib.Path, *args: str, components
     (folder / "CMakeLists.txt").write_text(PROJECT.format(components=components, rest=rest))
     command = ["cmake", "-S", str(folder), "-B", str(folder / "build"), f"-DCMAKE_PREFIX_PATH={prefix}", *args]
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL)
-    return done.returncode, " ".join((done.stdout + done.stderr).split())  # CMake breaks lines where it likes
+    return done.returncode, " ".join((done.stdout + done.stderr).split())  # CMake wraps its messages, so join their lines
 
 
 @pytest.fixture
@@ -118,7 +118,8 @@ def other_torch(tmp_path) -> pathlib.Path:
 
 @needs_build
 def test_find_package_takes_the_torch_that_it_was_built_with(site_packages, tmp_path):
-    """It needs no setting for Python, and does not depend on PATH."""
+    """find_package(Moxie) finds the torch that Moxie was built with, without being told which Python to use and whatever PATH
+    holds."""
     rest = "get_target_property(found Moxie::libtorch INTERFACE_INCLUDE_DIRECTORIES)\nmessage(STATUS ${found})\n"
     code, text = configure(site_packages / "moxie", tmp_path / "project", rest=rest)
     assert code == 0 and str(pathlib.Path(torch.__file__).parent.resolve()) in resolved(text), text
@@ -151,7 +152,7 @@ def test_find_package_of_core_looks_for_no_torch(site_packages, tmp_path, other_
 
 @pytest.fixture
 def backend(monkeypatch):
-    """tools/build_backend.py over a scikit-build-core that builds nothing."""
+    """Loads tools/build_backend.py with a stand-in for scikit-build-core that builds nothing."""
     if not (ROOT / "pyproject.toml").is_file():
         pytest.skip("not in the repository")
     build = types.ModuleType("scikit_build_core.build")

@@ -82,7 +82,7 @@ def test_a_parametrized_linear_comes_back_parametrized():
 
 
 class Named(nn.Linear):
-    """A subclass without a forward, as frameworks have them."""
+    """A subclass that keeps nn.Linear's forward, as frameworks define them to add methods."""
 
     def twice(self, x):
         return self(x) * 2

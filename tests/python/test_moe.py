@@ -1,4 +1,4 @@
-"""Routing, permutation and the MoE layer."""
+"""Tests routing, permutation and the MoE layer."""
 
 import random
 
@@ -73,14 +73,14 @@ def test_gradients_of_rows_and_weights_are_those_of_the_double_ones(device, dtyp
     expected_out = (by_slot * factors.double().unsqueeze(-1)).sum(1)
     expected_rows = (dout.double().unsqueeze(1) * factors.double().unsqueeze(-1)).view(-1, dim)[slot_of.long()]
     expected_weights = (by_slot * dout.double().unsqueeze(1)).sum(-1)
-    # One rounding to dtype, after f32 sums of at most 50 products.
+    # Results are rounded once to dtype, after f32 sums of at most 50 products.
     tolerance = 2**-8 if dtype == torch.bfloat16 else 2**-18
     for a, e in zip(actual, (expected_out, expected_rows, expected_weights)):
         assert torch.allclose(a.double(), e, rtol=tolerance, atol=tolerance)
 
 
 def dense_loop(layer: moxie.nn.MoE, x: torch.Tensor) -> torch.Tensor:
-    """The layer as loops over tokens and experts, in the dtype of x."""
+    """Computes the MoE layer in loops over tokens and experts, in the dtype of x."""
     routing = layer.router(x)
     out = []
     for t in range(x.shape[0]):
@@ -143,7 +143,7 @@ def test_fuzzed_layers_are_every_expert_on_every_token_in_double(seed):
         **options,
     )
     router = layer.router
-    if options["balance"] == "bias":  # all tokens to the same experts, or to some
+    if options["balance"] == "bias":  # a bias that favours top_k experts, which then get all tokens, or half of the experts
         router.bias[: top_k if seed % 2 else experts // 2] = 10
     x = torch.randn(tokens, layer.experts.w2.shape[1], dtype=torch.float64, requires_grad=True)
     y, leaves = layer(x), [x, *layer.parameters()]

@@ -101,8 +101,8 @@ def test_rows_of_tokens_are_never_in_memory():
     assert by_steps - fused >= tokens * top_k * dim * 2
 
 
-# The relative difference of products on two devices: f32 sums of at most 300 terms in different orders, or, for Hopper's FP8
-# tensor cores, the 70 dB that gemm_sm90_test allows.
+# How much products on a CPU and on a GPU differ, as a relative norm: f32 sums of at most 300 terms in different orders or, for
+# Hopper's FP8 tensor cores, the 70 dB that gemm_sm90_test allows.
 OF_PRODUCT = {"bf16": 2.0**-18, "mxfp8_rceil": 2.0**-18, "mxfp8_rceil_128": 10 ** (-70 / 20)}
 
 
@@ -110,8 +110,8 @@ OF_PRODUCT = {"bf16": 2.0**-18, "mxfp8_rceil": 2.0**-18, "mxfp8_rceil_128": 10 *
 def test_the_gpu_gives_the_results_of_the_cpu(recipe):
     (layer, x), (other, tokens) = make(recipe, collect_stats=True), make(recipe, "cpu", collect_stats=True)
     routing, expected = layer.router(x), other.router(tokens)
-    # Results are comparable only if both devices choose the same experts. They do: the scores of the last chosen and the next
-    # expert differ by at least 2^-16, and logits, f32 sums of 128 products, by about 2^-20 between devices.
+    # Results are comparable only if both devices choose the same experts. They do: the scores of the last chosen expert and of
+    # the next one differ by at least 2^-16, while logits, f32 sums of 128 products, differ by about 2^-20 between devices.
     assert torch.equal(routing.ids.cpu(), expected.ids)
     assert difference(routing.weights, expected.weights) < 2**-18
     dy = torch.randn(300, 128, dtype=torch.bfloat16)

@@ -1,4 +1,4 @@
-"""The layer quantizes rows while it permutes tokens. The results have the bytes of permute followed by expert_mlp, but the
+"""The MoE layer quantizes rows while it permutes tokens. Its results have the bytes of permute followed by expert_mlp, but the
 permuted rows are never in memory."""
 
 import functools
@@ -23,7 +23,7 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e8m0fnu)
 
 
 def make(device: str, dtype=torch.bfloat16, tokens: int = 50, top_k: int = 2):
-    """x, w13, w2, dy and the routing: offs, slot_of, row_of, top_k."""
+    """Makes a problem: (x, w13, w2), dy, and the routing (offs, slot_of, row_of, top_k)."""
     normal = lambda *shape: torch.randn(shape).to(dtype).to(device)
     ids = moxie.top_k(torch.randn(tokens, EXPERTS), top_k)
     routing = tuple(t.to(device) for t in moxie.route(ids, EXPERTS))
@@ -58,7 +58,7 @@ def assert_same(actual, expected, what="") -> None:
 
 
 class Spy(TorchDispatchMode):
-    """Records the names of Moxie's ops that run, and every tensor that an op makes."""
+    """Records the names of the Moxie ops that run, and every tensor that any op makes."""
 
     def __init__(self):
         super().__init__()
@@ -74,13 +74,13 @@ class Spy(TorchDispatchMode):
 
 
 def storages(tensors) -> dict[int, int]:
-    """Maps the address of each tensor's storage to its size."""
+    """Returns the size of each storage that the tensors use, by its address."""
     return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
 
 
 class ByStep(torch.autograd.Function):
-    """The layer after its router, as single ops in the order of docs/MOE.md. The routing weights are applied in SwiGLU's
-    backward, so dy is quantized without them, and wgrad of w2 contracts dy with weight * a."""
+    """The MoE layer after its router, computed by single ops in the order of docs/MOE.md. The routing weights are applied in
+    SwiGLU's backward, so dy is quantized without them, and wgrad of w2 contracts dy with weight * a."""
 
     @staticmethod
     def forward(ctx, x, w13, w2, weights, route, recipe):
@@ -113,7 +113,7 @@ class ByStep(torch.autograd.Function):
 # ---- the same bytes --------------------------------------------------------------------------------------------------------
 
 
-# (tokens, experts, top_k): none, one, every top_k; x kept rowwise and, where there are many rows per expert, colwise
+# (tokens, experts, top_k), among them no token, one token, every top_k from 1 to 8, and few as well as many rows per expert
 SHAPES = [
     (0, 4, 2),
     (1, 1, 1),
@@ -162,7 +162,7 @@ def test_rows_are_quantized_by_the_op_that_takes_them_in_the_forms_that_are_need
         leaves = [leaf.requires_grad_(need) for leaf, need in zip(tensors, needs)]
         with Spy() as spy:
             fused(*leaves, *routing, recipe=recipe)
-        # Forward makes the rowwise form only; backward makes the colwise form from x again.
+        # Forward makes the rowwise form of the permuted rows only; backward permutes x again to make the colwise form.
         taken_by = "permute" if recipe in ("bf16", "fp8_rowwise") else "_permute_quantize one form"
         assert [name for name in spy.names if "permute" in name] == [taken_by], needs
         if any(needs):
@@ -179,7 +179,7 @@ def test_rows_of_tokens_are_neither_made_nor_kept(recipe, device):
         with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t), Spy() as spy:
             y = function(*leaves, *routing, recipe=recipe)
         made, kept = storages(spy.made), storages(saved)
-        for leaf in leaves:  # an op can return a view of one
+        for leaf in leaves:  # an op may return a view of a leaf, which is no new memory
             made.pop(leaf.untyped_storage().data_ptr(), None)
         return sum(made.values()), sum(kept.values()), len([t for t in spy.made if t.shape == y.shape and t.dtype not in FP8])
 
@@ -188,7 +188,7 @@ def test_rows_of_tokens_are_neither_made_nor_kept(recipe, device):
     made_by_steps, kept_by_steps, _ = made_and_kept(unfused)
     rows, tokens, indices = 6000 * DIM * 2, 3000 * DIM * 2, 2 * 6000 * 4  # bf16 and int32
     assert made == made_by_steps - rows
-    # Both permute and the node keep slot_of and row_of; only the steps keep rows, only the node keeps x.
+    # Either way slot_of and row_of are kept. Beyond these, `unfused` keeps the permuted rows and `fused` keeps x.
     assert kept == kept_by_steps - rows + tokens and indices > 0
 
 

@@ -167,7 +167,7 @@ def test_a_compiled_checkpoint_counts_once(device):
 
 
 def expected_stats(x, offs, recipe, part):
-    """The expected statistics, computed from the quantizers in f64."""
+    """Computes in f64, from the quantizers' results, the statistics that the op must give."""
     recipe = moxie.Recipe.from_name(recipe)
     wide = x.double()
     if recipe.scaling == "none" or (recipe.wgrad_with_hp and part in ("x_t", "dy_t")):
@@ -179,7 +179,7 @@ def expected_stats(x, offs, recipe, part):
             decoded, limit = qdata.double() * scale.double().unsqueeze(-1), scale.double().unsqueeze(-1) * 448
         elif x.dim() == 3:
             decoded, limit = (qdata.double() * scale.double().unsqueeze(-1)).mT, (scale.double() * 448).unsqueeze(-2)
-        else:  # groups are padded to 16 rows
+        else:  # in the colwise form, each group of rows is padded to a multiple of 16
             decoded, limit, begin, start = torch.zeros_like(wide), torch.full_like(wide, torch.inf), 0, 0
             for g, end in enumerate(offs.tolist()):
                 factor = scale[g].double()

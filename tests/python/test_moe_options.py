@@ -1,4 +1,4 @@
-"""Biases, activations, layouts and main gradients of the modules."""
+"""MoE modules with biases, other activations and weight layouts, and main gradients."""
 
 import copy
 import itertools
@@ -22,7 +22,7 @@ def layer_of(device: str, **options):
 
 
 def give_weights(layer, stored) -> None:
-    """Copies the weights of `layer` into `stored`, which has another layout."""
+    """Copies the weights of `layer` into `stored`, which keeps them in another layout."""
     stored.router.load_state_dict(layer.router.state_dict())
     for own, given in ((stored.experts, layer.experts), (stored.shared.experts, layer.shared.experts)):
         own.load_weights_(w13=given.w13, w2=given.w2, b13=given.b13, b2=given.b2)

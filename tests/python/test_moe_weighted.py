@@ -1,4 +1,4 @@
-"""expert_mlp with routing weights: y is the weighted sum of each token's rows, and weights get their gradient."""
+"""expert_mlp with routing weights: y is the weighted sum of each token's rows, and the weights get a gradient."""
 
 import functools
 
@@ -24,7 +24,7 @@ def weighted(x, w13, w2, weights, route, **kwargs):
 
 
 def problem_of(device: str, dtype=torch.bfloat16, **sizes):
-    """x, w13, w2, weights; dy; the routing."""
+    """Makes a problem: (x, w13, w2, weights), dy, and the routing."""
     tensors, _, route = make(device, dtype, **sizes)
     tokens, top_k = tensors[0].shape[0], route[3]
     weights = torch.rand(tokens, top_k, dtype=torch.float64 if dtype == torch.float64 else torch.float32).to(device)
@@ -77,8 +77,8 @@ def test_the_gradient_of_a_weight_is_the_product_of_da_and_a(dtype, device):
     gate, up = h.double().chunk(2, 1)
     terms = da.double() * torch.nn.functional.silu(gate) * up
     by_row = dweights.flatten()[slot_of.long()].double()
-    # In f32 each term has three roundings and an error of one or two ulps in the sigmoid, and 200 terms are summed. For bf16
-    # inputs the sigmoid is accurate to 2^-20.
+    # In f32 each of the 200 terms has three roundings and an error of one or two ulps in the sigmoid, and their sum rounds again.
+    # For bf16 inputs the sigmoid is accurate to 2^-20 only.
     bound = terms.abs().sum(1) * ((8 + width) * 2.0**-24 + (2.0**-20 if dtype == torch.bfloat16 else 0))
     assert ((by_row - terms.sum(1)).abs() <= bound).all()
     factor = weights.flatten()[slot_of.long()].double().unsqueeze(1)
@@ -115,7 +115,7 @@ def test_h_in_fp8_changes_gradients_alone_and_little(recipe, device):
     assert_same_bytes(step(weighted, problem, recipe=recipe, keep="h_fp8")[1], rounded[1], "dx, twice")
     for name, a, e in zip(NAMES[1:], rounded[1:], exact[1:]):
         noise = (a.double() - e.double()).norm() / e.double().norm()
-        # e4m3 keeps 4 bits: an element is off by 2^-4 of itself at most, 2^-5.4 in the mean.
+        # e4m3 has 4 significant bits, so rounding h changes an element by at most 2^-4 of itself, by 2^-5.4 on average.
         assert 0 < noise < 2.0**-4, name
 
 
@@ -130,7 +130,7 @@ def test_backward_twice_through_a_kept_graph_gives_the_same_bytes(device):
 
 
 class FailsAt(TorchDispatchMode):
-    """Raises at the n-th op, as if memory had run out."""
+    """Raises an error when the n-th op runs, as if memory had run out."""
 
     def __init__(self, n: int):
         super().__init__()
@@ -152,7 +152,7 @@ def test_a_backward_that_failed_midway_is_refused_the_second_time(device):
         y = weighted(*leaves, route)
         with pytest.raises(RuntimeError, match="no memory left"), FailsAt(n):
             torch.autograd.grad(y, leaves, dy)
-        try:  # what failed before the node began can be tried again
+        try:  # works if the first attempt failed before the node began, and is refused if it failed later
             assert_same_bytes(torch.autograd.grad(y, leaves, dy), expected)
         except RuntimeError as error:
             assert "expert_mlp: an earlier backward of this graph failed midway" in str(error)

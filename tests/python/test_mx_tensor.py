@@ -1,4 +1,4 @@
-"""MXTensor: what it holds, what torch may do with it, and its product."""
+"""MXTensor: its contents, the torch ops that it supports, and its product."""
 
 import copy
 import io
@@ -123,7 +123,7 @@ def test_it_is_saved_and_loaded_with_weights_only(device):
 
 
 def test_a_new_process_loads_it_with_weights_only(tmp_path):
-    """Importing moxie is enough; the new process need not import MXTensor."""
+    """A new process can load an MXTensor once it has imported moxie; it need not import MXTensor."""
     mx = MXTensor.to_mx(torch.randn(40, 96))
     torch.save(mx, tmp_path / "mx.pt")
     script = (
@@ -196,14 +196,14 @@ def test_its_product_is_that_of_the_same_values_quantized_in_the_call(recipe, dt
     for leaf in (False, True):
         y, dx, dw, dbias = run_mx(problem, recipe, leaf=leaf)
         assert_same_bytes((y, dx, dbias), (expected.y, expected.dx, expected.dbias))
-        # wgrad quantizes x a second time, so dw has more noise.
+        # Only dw has more noise: x is rowwise FP8 already, and wgrad quantizes it a second time.
         assert dw.dtype == dtype and sqnr(dw, expected.dw) > 30
         assert not dw[1].any() and not dx[-9:].any()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_its_wgrad_is_that_of_its_values(recipe, device):
-    """dw equals, bit for bit, that of grouped_mm with the dequantized MXTensor as x."""
+    """dw agrees to 45 dB with that of grouped_mm with the dequantized MXTensor as x."""
     fields = moxie.Recipe.from_name(recipe)
     problem = gaussian(RAGGED, 72, 160, device=device)
     mx = MXTensor.to_mx(problem.x, block=fields.activations, rule=fields.rule)

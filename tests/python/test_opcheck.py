@@ -1,4 +1,4 @@
-"""What torch asks of an op: schema, fake tensors, autograd registration, AOT dispatch with dynamic shapes."""
+"""What torch requires of an op: schema, fake tensors, autograd registration, AOT dispatch with dynamic shapes."""
 
 import pytest
 import torch
@@ -18,13 +18,14 @@ def tensors_in(args, kwargs) -> dict[str, torch.Tensor]:
 
 def checks_for(args, kwargs, fp8_inside: bool = False) -> list[str]:
     checks = ["test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic"]
-    # test_schema does arithmetic on the op's inputs, which FP8 dtypes do not support; the tests on bytes below replace it.
+    # test_schema does arithmetic on an op's inputs, which FP8 dtypes do not support. For such ops, other tests here compare
+    # bytes.
     return checks[1:] if fp8_inside or any(t.dtype in FP8 for t in tensors_in(args, kwargs).values()) else checks
 
 
 def test_every_op_has_a_case():
     ops = {name.split("::")[1].split(".")[0] for name in torch._C._dispatch_get_all_op_names() if name.startswith("moxie::")}
-    # Names that start with _ are not for users; an op that ends in _ returns none.
+    # Ops whose names start with _ are internal. Those that end in _ write in place and return nothing to compare.
     ops = {name for name in ops if not name.startswith("_") and not name.endswith("_")}
     assert ops == {case.name.split("-")[0] for case in CASES}
 
@@ -108,7 +109,7 @@ def test_meta_tensors_give_the_shapes_that_run(case: Case, device):
         return value.to("meta") if isinstance(value, torch.Tensor) else value
 
     shapes = as_tuple(case.op(*map(meta, args), **{name: meta(value) for name, value in kwargs.items()}))
-    if case.name == "quantize_weights":  # in the layout of a device, and meta tensors are on none: as on a CPU
+    if case.name == "quantize_weights":  # the scale layout depends on the device; meta tensors are on none and get the CPU's
         args, kwargs = case.make("cpu", 70)
     for traced, real in zip(shapes, as_tuple(case.op(*args, **kwargs)), strict=True):
         assert traced.is_meta

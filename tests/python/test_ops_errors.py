@@ -1,4 +1,4 @@
-"""Bad calls: the exception names the op as it was called, the rule and the value; and nothing is written."""
+"""Bad calls of ops: the exception names the op as it was called, the rule and the value, and no output is written."""
 
 import pytest
 import torch
@@ -202,7 +202,7 @@ def test_an_output_that_shares_memory_is_refused():
 
 def test_an_output_that_is_a_lazy_conjugate_or_negative_is_refused():
     padded = torch.randn(5, 4, dtype=torch.complex64)
-    for _ in range(20):  # torch's own fallback would corrupt the heap here
+    for _ in range(20):  # without the check, torch's fallback for conjugates would corrupt the heap
         with pytest.raises(ValueError, match="unpad_groups: x .* must not be a lazy conjugate or negative"):
             moxie.unpad_groups(padded, offs(5), offs(0), 5, out=torch.zeros_like(padded).conj())
     with pytest.raises(ValueError, match="dequantize_rowwise: x .* must not be a lazy conjugate or negative"):
@@ -239,12 +239,12 @@ def test_an_output_that_requires_grad_is_refused():
 def test_a_failed_call_leaves_its_outputs_untouched(name):
     case = next(case for case in CASES if case.name == name)
     op, args, kwargs, names = out_case(case, "cpu")
-    bad = torch.tensor([5, 3, 38, 70], dtype=torch.int32)  # decreases, which only its contents tell
+    bad = torch.tensor([5, 3, 38, 70], dtype=torch.int32)  # these ends decrease, which an op sees only when it reads them
     if "offs" in kwargs or name == "requantize":
         kwargs["offs"] = bad
     else:
         args = (args[0], bad, *args[2:])
-    if name == "requantize":  # its buffer must fit four groups for the call to get as far as the contents
+    if name == "requantize":  # offs has four groups, so the buffers must fit four, or the call fails before it reads offs
         results = torch.ops.moxie.requantize(*args, offs=sizes_to_offs([5, 0, 33, 32]))
         kwargs |= {name: random_bytes_like(t) for name, t in zip(names, results)}
     before = [as_bytes(kwargs[name]).clone() for name in names]

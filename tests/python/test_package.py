@@ -1,4 +1,4 @@
-"""The Python package itself: how it loads, what it exports, and that its docstrings are true."""
+"""The Python package itself: how it loads, what it exports, and that the examples in its docstrings work."""
 
 import dataclasses
 import doctest
@@ -51,7 +51,7 @@ def test_every_op_has_a_function_with_the_same_defaults():
 
 
 def import_with(code: str, **env: str) -> subprocess.CompletedProcess:
-    """Imports moxie in a fresh interpreter, after `code`."""
+    """Runs `code` and then imports moxie, in a new Python process."""
     env = {**os.environ, "PYTHONPATH": str(PACKAGE.parent), **env}
     return subprocess.run([sys.executable, "-c", f"{code}\nimport moxie"], env=env, text=True, capture_output=True)
 
@@ -109,7 +109,8 @@ def test_cost_counts_each_byte_once():
     assert cost("quantize_rowwise", [rows, cols]) == [0, 2 * rows * cols, rows * cols + rows * 3]
     assert cost("quantize_rowwise", [rows, cols], dtype=torch.float32)[1] == 4 * rows * cols
     both = cost("quantize_both", [rows, cols], num_groups=2)
-    assert both[2] == rows * cols + rows * 3 + cols * (256 + 8)  # 64 rows in two groups pad to at most 96, in multiples of 256
+    # Colwise, 64 rows in two groups pad to at most 96, which is rounded up to 256.
+    assert both[2] == rows * cols + rows * 3 + cols * (256 + 8)
     assert cost("quantize_both", [rows, cols])[1] == cost("quantize_rowwise", [rows, cols])[1]
     assert cost("pad_groups", [rows, cols], num_groups=4, alignment=16)[1:] == [2 * rows * cols, 2 * 128 * cols]
     assert cost("unpad_groups", [rows, cols], dtype=torch.uint8)[1:] == [rows * cols, rows * cols]
@@ -120,7 +121,7 @@ def test_cost_counts_each_byte_once():
 
 
 def default_of(argument):
-    """An argument's default as Python writes it."""
+    """Returns an argument's default as Python's inspect gives it."""
     if not argument.has_default_value():
         return inspect.Parameter.empty
     return argument.default_value
@@ -128,7 +129,8 @@ def default_of(argument):
 
 @pytest.mark.parametrize("name", sorted(name for name in moxie.__all__ if hasattr(torch.ops.moxie, name)))
 def test_a_function_has_the_arguments_and_defaults_of_its_op(name):
-    """The schema is where a signature is written; Python's is for readers and type checkers."""
+    """An op's signature is defined by its schema. The Python function repeats it for readers and type checkers, and must
+    agree."""
     schema = getattr(torch.ops.moxie, name).default._schema
     parameters = dict(inspect.signature(getattr(moxie, name)).parameters)
     parameters.pop("out", None)

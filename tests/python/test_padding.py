@@ -1,4 +1,4 @@
-"""What pads a group, and what lies behind the last, may hold anything (NUMERICS.md, sections 7 and 10).
+"""The padding after the rows of a group, and the memory past the last group, may hold anything (NUMERICS.md, sections 7 and 10).
 
 No element and no scale of these operands is zero, so every zero in a buffer that a quantizer has filled is padding.
 """
@@ -19,14 +19,14 @@ ROWS = sum(SIZES) + TAIL
 
 
 def values(*shape, device, seed):
-    """Magnitudes of 1 to 2, times a power of two of their column."""
+    """Returns random values that are never zero: magnitudes of 1 to 2, times a power of two for each column."""
     generator = torch.Generator().manual_seed(seed)
     x = (1 + torch.rand(shape, generator=generator)) * (1 - 2 * torch.randint(0, 2, shape, generator=generator))
     return (x * torch.exp2(torch.randint(-5, 6, shape[-1:], generator=generator))).bfloat16().to(device)
 
 
 def soiled(tensor):
-    """The same with anything where zeros are: NaN, infinity, all bytes."""
+    """Returns the tensor with NaN, infinity or random bytes in place of its zeros, which are padding."""
     raw = tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor
     if raw.dtype == torch.uint8:
         anything = torch.randint(0, 256, raw.shape, device=raw.device, dtype=torch.uint8)
@@ -38,7 +38,8 @@ def soiled(tensor):
 
 
 def operands(recipe, x, offs, layout, colwise):
-    """The rowwise and the colwise form of tokens. Rows of no group are padding, in high precision too."""
+    """Returns the rowwise and the colwise form of tokens. In high precision both are x itself, whose rows past the last group are
+    padding."""
     fields = moxie.Recipe.from_name(recipe)
     if fields.scaling == "none":
         return (x, None), (x, None)
@@ -52,7 +53,7 @@ def operands(recipe, x, offs, layout, colwise):
 
 
 def passes(recipe, x, dy, w, bias, offs, layout, dtype, change):
-    """y, dx, dw and a main gradient from operands that are changed first."""
+    """Quantizes the operands, applies `change` to each, and runs the passes. Returns y, dx, dw and a main gradient."""
     fields = moxie.Recipe.from_name(recipe)
     x_row, x_col = operands(recipe, x, offs, layout, fields.wgrad_x)
     dy_row, dy_col = operands(recipe, dy, offs, layout, fields.wgrad_dy)
@@ -71,7 +72,7 @@ def passes(recipe, x, dy, w, bias, offs, layout, dtype, change):
 
 @contextlib.contextmanager
 def on(gpu):
-    """As on this GPU, with a stand-in for torch's products; "" is the device itself."""
+    """Plans calls as for this GPU, with a stand-in for torch's products. "" stands for the device that is really there."""
     if not gpu:
         yield
         return
@@ -89,7 +90,8 @@ def layouts(recipe, gpu):
     blocks = (fields.activations, fields.wgrad_dy, fields.wgrad_x)
     by_128 = all(block.endswith("x128") or block.startswith("128x") for block in blocks)
     fp8 = gpu == "sm90" or (torch.cuda.is_available() and torch.cuda.get_device_capability() == (9, 0))
-    swizzles = () if fp8 and by_128 else ("swizzled",)  # Hopper's GEMM reads plain scales and quads
+    # In blocks of 128, Hopper's GEMM reads plain scales and quads, but not swizzled ones.
+    swizzles = () if fp8 and by_128 else ("swizzled",)
     return ("plain", *swizzles, *(("quads",) if by_128 else ()))
 
 

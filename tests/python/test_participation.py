@@ -1,4 +1,4 @@
-"""participation: which converted weights took part in the last step, asked at any time; and what keeps them from it."""
+"""moxie.participation: which converted weights took part in the last step, and which weights are left unconverted and why."""
 
 import copy
 
@@ -15,7 +15,7 @@ OFFS = torch.tensor([7, 7, 30, 40], dtype=torch.int32)
 
 
 class Branches(nn.Module):
-    """Two linears and experts; `way` says which linear a forward takes."""
+    """A model of two linears and experts; `way` says which of the linears a forward uses."""
 
     def __init__(self):
         super().__init__()
@@ -162,7 +162,8 @@ def test_the_sum_of_a_weight_and_an_adapters_delta_is_quantized(add, compiled, d
 
 
 def test_activations_to_which_a_parameter_is_added_stay_activations(device):
-    """x + w has the shape of w: it must not pass for a weight, nor keep the product with one from Moxie."""
+    """x + w has the shape of w but is an activation: it must not count as a weight, and its product with another weight must be
+    quantized."""
     model = TitanExperts().to(device)
     moxie.quantize_(model, "mxfp8_rceil")
     x = torch.randn(EXPERTS, 48, DIM, device=device) + model.w1

@@ -1,4 +1,4 @@
-"""A call is planned once, where it enters: what runs is what explain says, and no text travels below it."""
+"""A call is planned once, at its entry: explain() tells what runs, and below the entry no text is passed on."""
 
 import os
 import pathlib
@@ -19,11 +19,12 @@ from support import assert_same_bytes
 from test_opcheck import FP8, tensors_in
 
 RECIPES = moxie.recipe_names()
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}  # of programs that this one starts
+# The environment of the Python processes that these tests start.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 class Calls(TorchDispatchMode):
-    """Every op of moxie that crosses the dispatcher below autograd, with its arguments."""
+    """Records every Moxie op that is called below autograd, with its arguments."""
 
     def __init__(self):
         super().__init__()
@@ -99,11 +100,12 @@ def test_the_ops_that_a_layer_calls_obey_torch(recipe, device):
     assert torch.ops.moxie.grouped_mm.quantized in checked
 
 
-# ---- what explain says is what runs --------------------------------------------------------------------------------------------
+# ---- explain tells what runs ---------------------------------------------------------------------------------------------------
 
 
 def products_of(call, device: str) -> set[str]:
-    """The products that the profiler sees: torch's ops, and the kernels of Moxie on a GPU."""
+    """Runs the call under torch's profiler. Returns the kinds of products that ran: torch's ops and, on a GPU, Moxie's
+    kernels."""
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device == "cuda" else [])
     with profile(activities=activities) as seen:
         call()
@@ -124,10 +126,10 @@ def products_of(call, device: str) -> set[str]:
 
 
 def said(told, device: str) -> set[str]:
-    """What explain says of passes, in the words of products_of."""
+    """Translates the kernels that explain() gives for some passes into the names that products_of returns."""
     kernels = {one.kernel.removeprefix("decode, ") for one in told}
     if device == "cpu":
-        kernels -= {"sm90"}  # its reference is no op of torch
+        kernels -= {"sm90"}  # on a CPU its reference runs instead, which is no op of torch
     return {"scaled" if kernel in ("sm90_rows", "sm100") else kernel for kernel in kernels}
 
 
@@ -142,14 +144,14 @@ def products_of_both(problem, recipe: str, device: str) -> tuple[set[str], set[s
 @pytest.mark.parametrize("n, k", ((64, 96), (48, 80), (40, 72), (33, 50)))
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_explain_names_the_products_that_run(recipe, n, k, device):
-    """On a CPU also where it is taken for a GPU."""
+    """explain() names the products that run. On a CPU this must hold also if calls are planned as for a GPU."""
     for gpu in ("", "sm90", "other") if device == "cpu" else ("",):
         for dtype in (torch.bfloat16, torch.float32):
             torch.ops.moxie._pretend_gpu(gpu)
             try:
                 told = moxie.explain(recipe, n, k, rows=73, groups=3, device=device, dtype=dtype)
                 if device == "cpu" and told.forward.kernel == "sm90_rows":
-                    continue  # torch has it on a GPU alone
+                    continue  # torch has this product on a GPU only
                 problem = gaussian([40, 0, 33], n, k, device=device, dtype=dtype)
                 forward, backward = products_of_both(problem, recipe, device)
                 assert forward == said([told.forward], device), (gpu, told)
@@ -214,7 +216,7 @@ def test_the_compile_cache_is_tagged_with_the_library(tmp_path):
     assert f"moxie-{file.st_size}-{file.st_mtime_ns}" in torch.compiler.config.cache_key_tag
 
 
-# ---- a recipe that is slower than bf16 -----------------------------------------------------------------------------------------
+# ---- warnings about recipes that are slower than bf16 --------------------------------------------------------------------------
 
 WARNING = """
 import sys, warnings
@@ -275,7 +277,8 @@ TAKING_A_SPEC = {
 
 @pytest.mark.parametrize("name", TAKING_A_SPEC)
 def test_an_integer_that_no_plan_made_is_refused_or_harmless(name):
-    """None of them leads out of bounds: each call works or raises under the name of the op."""
+    """Any integer may be passed as a plan or spec: the call works or raises an error that names the op, and stays inside its
+    buffers."""
     values = random.Random(1)
     integers = [
         -1,
@@ -298,7 +301,7 @@ def test_an_integer_that_no_plan_made_is_refused_or_harmless(name):
         TAKING_A_SPEC[name](-1)
 
 
-# ---- what a pass on its own must refuse ----------------------------------------------------------------------------------------
+# ---- what a single pass must refuse --------------------------------------------------------------------------------------------
 
 
 def test_a_bias_of_another_dtype_is_refused():

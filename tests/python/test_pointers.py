@@ -7,12 +7,12 @@ import moxie
 from grouped_reference import gaussian
 from support import CASES, Buffer, Case, as_tuple, assert_same_bytes, out_case, poisoned
 
-OFFSETS = range(16)  # elements: 16 bytes are what kernels load at a time
+OFFSETS = range(16)  # in elements; kernels load 16 bytes at a time, so this covers every alignment
 SIZES = [37, 0, 160, 5, 70]
 
 
 def step(recipe, tensors, offs):
-    """Forward and backward, dw into main_grad; then again without one."""
+    """Runs forward and backward twice: with dw added to main_grad, and with dw as a gradient of its own."""
     x, w, dy, bias, main_grad = tensors
     leaves = [t.detach().requires_grad_() for t in (x, w, bias)]
     y = moxie.grouped_mm(leaves[0], leaves[1], offs, recipe=recipe, bias=leaves[2], main_grad=main_grad)
@@ -32,7 +32,7 @@ def test_operands_and_main_grad_may_begin_at_any_element(recipe, dtype, grouped,
     tensors = (p.x, p.w, p.dy, p.bias, torch.ones(p.w.shape, device=device))
     expected = step(recipe, [t.clone() for t in tensors], p.offs)
     for offset in OFFSETS:
-        # Five different ones, that all tensors take in turn.
+        # The five tensors have five different offsets, and in the course of the loop each tensor has all of them.
         buffers = [Buffer(t, (offset + 3 * i) % 16) for i, t in enumerate(tensors)]
         actual = step(recipe, [b.view for b in buffers], p.offs)
         assert_same_bytes(actual, expected, f"offset {offset}")

@@ -1,4 +1,4 @@
-"""How the program starts Python: without a shell, in which a name could be a command."""
+"""The program starts Python without a shell, so the name of the Python to start is never run as a shell command."""
 
 import pytest
 

@@ -14,12 +14,12 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FILES = [path for path in (ROOT / "README.md", ROOT / "HACKING.md", *sorted((ROOT / "docs").rglob("*.md"))) if path.exists()]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-NEEDS = {"HUGGING_FACE.md": ("transformers", "peft", "accelerate")}  # packages without which a page is not run
+NEEDS = {"HUGGING_FACE.md": ("transformers", "peft", "accelerate")}  # packages that a page needs; without them it is skipped
 BLOCK = re.compile(r"^(<!-- no-test -->\s*\n)?```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def snippets(path: pathlib.Path) -> list[tuple[int, str]]:
-    """(line of the first statement, code) of each block to run."""
+    """Returns (line of the page on which the code begins, code) for each block to run."""
     text = path.read_text()
     return [(text.count("\n", 0, match.start(2)) + 1, match[2]) for match in BLOCK.finditer(text) if not match[1]]
 
@@ -39,7 +39,7 @@ def test_snippets_run(path, monkeypatch, tmp_path):
         pytest.importorskip(package)
     namespace = {"__name__": "__main__"}
     for line, code in snippets(path):
-        # Blank lines in front, so that an error names the line of the page.
+        # Blank lines before the code make errors show line numbers of the page.
         exec(compile("\n" * (line - 1) + code, str(path), "exec"), namespace)
 
 

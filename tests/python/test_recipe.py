@@ -1,4 +1,4 @@
-"""Recipes: the presets, the text an op takes, what is legal and why the rest is not."""
+"""Recipes: the presets, the text that stands for a recipe, which combinations of fields are legal and why others are refused."""
 
 import dataclasses
 import itertools
@@ -187,7 +187,7 @@ def test_illegal_fields_are_refused_with_the_reason(fields, part):
         moxie.Recipe(**fields)
 
 
-# ---- kernels: what explain says of each pass -----------------------------------------------------------------------------------
+# ---- kernels that explain gives for each pass ----------------------------------------------------------------------------------
 
 
 def kernels(recipe: str, device: str = "cpu", n: int = 64, k: int = 64) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a router computes: logits, the choice of experts, their weights, and the gradients of all."""
+"""What a router computes: logits, the choice of experts, their weights, and the gradients of all these."""
 
 import contextlib
 
@@ -12,7 +12,7 @@ from support import assert_same_bytes
 
 ops = torch.ops.moxie
 
-# (tokens, experts, k): no tokens, one expert, all experts, and more experts than a warp has lanes
+# (tokens, experts, k), among them no tokens, one expert, all experts chosen, and more experts than a warp has lanes
 SHAPES = [(0, 4, 2), (1, 1, 1), (7, 1, 1), (33, 5, 5), (64, 8, 2), (129, 33, 4), (300, 256, 8), (20, 1000, 64)]
 OPTIONS = [
     {},
@@ -29,7 +29,8 @@ def make(tokens: int, experts: int, device: str, with_bias: bool = False):
 
 
 def reference(logits, bias, k: int, sigmoid=False, normalize=True, scale=1.0):
-    """The same as torch's ops, in f64: ids by the scores as f32, and differentiable weights."""
+    """Computes ids and weights with torch's ops in f64. Experts are ranked by their scores rounded to f32; the weights are
+    differentiable."""
     wide = logits.double()
     scores = wide.sigmoid() if sigmoid else wide.softmax(-1)
     ranks = scores.detach().float() + (0 if bias is None else bias)
@@ -50,12 +51,13 @@ def test_experts_weights_and_gradients_are_those_of_double(device, tokens, exper
     expected_ids, expected = reference(logits, bias, k, **options)
     assert torch.equal(ids.long(), expected_ids)
     assert torch.equal(counts, torch.bincount(expected_ids.flatten(), minlength=experts))
-    # A score is rounded to f32, so is their sum (in f64, of rounded ones), and the weight: 3 * 2^-24.
+    # The scores, their sum (added up in f64) and the weight are each rounded to f32: at most 3 * 2^-24 in all.
     torch.testing.assert_close(weights.double(), expected, rtol=2**-22, atol=0)
     dweights = torch.randn_like(weights)
     (actual,) = torch.autograd.grad(weights, logits, dweights)
     (wanted,) = torch.autograd.grad(expected, logits, dweights.double())
-    # Both are in f64 until they are rounded to f32. Gradients are differences of products below 10: there f64 loses 10 * 2^-52.
+    # Both compute in f64 and round to f32 at the end. Gradients are differences of products below 10, where f64 is off by 10 *
+    # 2^-52.
     torch.testing.assert_close(actual, wanted, rtol=2**-23, atol=1e-13)
 
 
@@ -114,8 +116,8 @@ def test_the_ops_obey_torch(device):
     opcheck(ops._select_experts_backward.default, (weights, logits, ids, True, True, 2.0))
     for bias_or_none in (bias, None):
         opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"sigmoid": True, "scale": 2.0})
-    # The check of the traced backward adds up all results in the dtype of the first, and ids are integers. A compiled router,
-    # below, stands in for it.
+    # opcheck's test of the traced backward adds up all results in the dtype of the first, which integer ids do not allow. The
+    # test of a compiled router covers the same.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for values in (logits, logits.double()):
         opcheck(ops._select_experts.default, (values.clone().requires_grad_(), bias, 3), test_utils=checks)
@@ -191,8 +193,8 @@ def test_logits_and_their_gradients_are_exact_to_f32_sums(device, tokens, dim, e
     }
     for name, (actual, left, right) in products.items():
         exact, magnitudes = left @ right, left.abs() @ right.abs()
-        # f32 sums of up to 2048 values of both signs: 2^-18 of their magnitudes. TF32 or bf16 partial sums would be 2^-11 or
-        # 2^-9 off. Then a rounding to bf16, if that is the dtype.
+        # f32 sums of up to 2048 values of both signs are off by at most 2^-18 of the values' magnitudes; partial sums in TF32 or
+        # bf16 would be off by 2^-11 or 2^-9. bf16 results are rounded once more.
         bound = 2**-18 * magnitudes + (exact.abs() * 2**-8 if actual.dtype == torch.bfloat16 else 0)
         assert ((actual.double() - exact).abs() <= bound).all(), name
 

@@ -1,4 +1,4 @@
-"""`moxie train --resume` in folders in which one file was changed, with its structure and checksum kept valid.
+"""Runs `moxie train --resume` in folders in which one file was changed, mostly so that its structure and checksum stay valid.
 
 Resuming must fail with an error, print a note or give the same bytes; it must not crash, hang or take a gigabyte. The readers
 alone are tested in the same way, with a thousand times as many cases, in tests/cli/run_mutations_test.cc.
@@ -18,7 +18,7 @@ from program import command, train, xxh3
 
 STEPS = 8  # of the resumed run
 ODD = [None, True, -1, 0, 1.5, 1e300, 2**64 - 1, "", "\x1b[2J", [], {}, ["bf16"], [[1]], "x" * 100000]
-# What a resumed run says of itself; any other line is a word about the folder.
+# Progress lines that every resumed run prints. Any other line counts as a note that something in the folder is wrong.
 USUAL = re.compile(r"train(: .* parameters on |  (step|held-out window) \d)")
 
 

@@ -1,4 +1,4 @@
-"""The written spec's byte vectors, above all where torchao 0.18 departs from it (docs/NUMERICS.md)."""
+"""Blocks and the bytes that the spec (docs/NUMERICS.md) requires for them, above all where torchao 0.18 gives others."""
 
 import math
 import struct
@@ -21,7 +21,7 @@ LARGEST = {BF16: from_bits(0x7F7F0000), F32: from_bits(0x7F7FFFFF)}
 SMALLEST = {BF16: from_bits(0x00010000), F32: from_bits(0x00000001)}  # subnormal
 ANY, BOTH = RULES, (BF16, F32)
 
-# (what it is, rules, dtypes, elements before a fill, fill) -> (scale code, bytes of the elements, byte of the fill)
+# (name, rules, dtypes, first elements, value of the others) -> (scale code, bytes of the first elements, byte of the others)
 VECTORS = [
     ("zeros", ANY, BOTH, [-0.0], 0.0, 0, [0x80], 0x00),
     ("the smallest normal", ANY, BOTH, [], 2.0**-126, 0, [], 0x40),
@@ -38,21 +38,21 @@ VECTORS = [
     ("ones beside the largest", ("floor",), BOTH, ["largest"], 1.0, 246, [0x7E], 0x00),
     ("the largest", ("rceil",), BOTH, ["-largest"], "largest", 247, [0xF8], 0x78),
     ("the largest", ("floor",), BOTH, ["-largest"], "largest", 246, [0xFE], 0x7E),
-    # torchao 0.18 gives the infinity that even rounds to a finite scale
+    # Where even rounds a maximum up to infinity, torchao 0.18 gives a finite scale.
     ("the largest overflows even", ("even",), BOTH, [1.0], "largest", 255, [NAN], NAN),
     ("1.9375 * 2^127 overflows even", ("even",), BOTH, [1.0], from_bits(0x7F780000), 255, [NAN], NAN),
     ("just below it does not", ("even",), (F32,), [], from_bits(0x7F77FFFF), 246, [], 0x7E),
-    # torchao 0.18: infinity becomes a scale of its own, and only rceil keeps NaN
+    # torchao 0.18 gives infinity a scale that is not NaN, and keeps NaN only under rceil.
     ("infinity", ANY, BOTH, [math.inf], 1.0, 255, [NAN], NAN),
     ("minus infinity", ANY, BOTH, [0.0, -math.inf], 1.0, 255, [NAN, NAN], NAN),
     ("NaN", ANY, BOTH, [1.0, math.nan], 1.0, 255, [NAN, NAN], NAN),
     ("NaN beside infinity", ANY, BOTH, [math.inf, math.nan], 0.0, 255, [NAN, NAN], NAN),
-    # torchao 0.18: a scale code of 0 is applied as 2^-126 (floor, ceil, even) or 1 (rceil)
+    # torchao 0.18 decodes scale code 0 as 2^-126 (floor, ceil, even) or 1 (rceil), not as 2^-127.
     ("the smallest subnormal bf16", ANY, BOTH, [-SMALLEST[BF16]], SMALLEST[BF16], 0, [0x88], 0x08),
     ("the smallest subnormal f32 rounds to 0", ANY, (F32,), [-SMALLEST[F32]], SMALLEST[F32], 0, [0x80], 0x00),
     ("a subnormal mantissa", ANY, BOTH, [3 * 2.0**-128], 2.0**-127, 0, [0x3C], 0x38),
     ("448 * 2^-127", ("rceil", "floor"), BOTH, [], 448 * 2.0**-127, 0, [], 0x7E),
-    # f32(amax / 448) rounds to 2^-127 exactly, so the code stays 0: the rule's only exception
+    # The only case in which rceil's scale is below amax / 448: in f32 that quotient rounds down to exactly 2^-127, so the code is 0.
     ("one ulp above 448 * 2^-127", ("rceil",), (F32,), [], from_bits(0x04600001), 0, [], 0x7E),
     ("two ulps above it", ("rceil",), (F32,), [], from_bits(0x04600002), 1, [], 0x76),
     ("512 * 2^-127", ("floor", "ceil", "even"), BOTH, [], 2.0**-118, 1, [], 0x78),
@@ -71,7 +71,7 @@ def test_a_block_has_the_bytes_of_the_spec(rule, dtype, first, fill, code, first
     values = [names.get(value, value) for value in [*first, *[fill] * (32 - len(first))]]
     expected = torch.tensor([*first_bytes, *[fill_byte] * (32 - len(first))], dtype=torch.uint8)
     block = torch.tensor(values, dtype=dtype, device=device)
-    # A clean block on either side: what is in one block never reaches another.
+    # A block of ones on either side shows that the block does not affect its neighbours.
     x = torch.cat([torch.ones_like(block), block, torch.ones_like(block)])
 
     qdata, scale = moxie.quantize_rowwise(x[None], rule=rule)
@@ -103,14 +103,14 @@ def test_one_bad_element_spoils_its_block_in_every_block_shape(bad, rule, device
 
 def test_every_scale_code_and_element_dequantizes_to_its_value(device):
     codes = torch.arange(256, dtype=torch.uint8)
-    qdata = codes.repeat_interleave(32).view(256, 32).T.contiguous()  # [32, 256], columns hold each e4m3 byte
+    qdata = codes.repeat_interleave(32).view(256, 32).T.contiguous()  # [32, 256]: column c holds the e4m3 code c, 32 times
     values = qdata.view(torch.float8_e4m3fn).double()
     for code in range(256):
         scale = torch.full((32, 8), code, dtype=torch.uint8, device=device).view(torch.float8_e8m0fnu)
         expected = values * 2.0 ** (code - 127) if code != 255 else torch.full_like(values, math.nan)
         for dtype in (F32, BF16):
             actual = moxie.dequantize_rowwise(qdata.view(torch.float8_e4m3fn).to(device), scale, dtype=dtype)
-            # double -> f32 is exact here but for overflow; bf16 is then rounded from f32
+            # converting f64 to f32 is exact here unless it overflows; bf16 is rounded from that f32
             torch.testing.assert_close(actual.cpu(), expected.float().to(dtype), rtol=0, atol=0, equal_nan=True)
             torch.testing.assert_close(actual.cpu().sign(), expected.float().to(dtype).sign(), rtol=0, atol=0, equal_nan=True)
 

@@ -1,4 +1,4 @@
-"""Byte for byte against torchao 0.18, the oracle, on random shapes.
+"""Compares quantizers and scale layouts with torchao 0.18, the oracle, byte for byte on random shapes.
 
 Left out by name, because torchao 0.18 departs from the written spec there (test_spec.py has these instead):
 infinity anywhere; NaN under floor, ceil and even; even near the largest float; non-zero blocks whose scale code is 0.
@@ -29,7 +29,8 @@ def round_up(value: int, multiple: int) -> int:
 
 
 def oracle(x: torch.Tensor, block: str, rule: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """to_mx of a matrix in any block, edge blocks filled up with zeros: qdata as bytes [R, C], scale codes [R', C']."""
+    """Quantizes a matrix with torchao's to_mx in blocks of any shape, filling up edge blocks with zeros. Returns qdata as bytes
+    [R, C] and scale codes [R', C']."""
     rows, cols = block_shape(block)
     height, width = round_up(x.shape[0], rows), round_up(x.shape[1], cols)
     full = x.new_zeros(height, width)
@@ -45,12 +46,13 @@ def oracle(x: torch.Tensor, block: str, rule: str) -> tuple[torch.Tensor, torch.
 def expected_rowwise(x, offs, block, rule):
     covered = x.shape[0] if offs is None else int(offs[-1])
     x = x.clone()
-    x[covered:] = 0  # rows of no group are zero, and so are their scales
+    x[covered:] = 0  # rows past the last group are quantized to zeros, with scale code 0
     return oracle(x, block, rule)
 
 
 def expected_colwise(x, offs, block, rule):
-    """Group after group, each padded to the block, in a buffer whose size depends on R and G alone."""
+    """Quantizes each group with the oracle. Groups lie one after another, each padded to the block, in a buffer whose size
+    depends only on the numbers of rows and of groups."""
     rows, cols = block_shape(block)
     ends = [x.shape[0]] if offs is None else offs.tolist()
     padded = (x.shape[0] + len(ends) * (rows - 1)) // rows * rows
@@ -85,7 +87,7 @@ def test_quantize_gives_the_bytes_of_to_mx(seed, rule, device):
     rng = random.Random(f"{seed} {rule}")
     rows, cols, block = random_shape(rng)
     x = random_values(rows, cols, dtype=rng.choice(DTYPES), seed=seed)
-    if rule == "rceil" and seed % 3 == 0:  # the other rules lose NaN in torchao 0.18
+    if rule == "rceil" and seed % 3 == 0:  # torchao 0.18 loses NaN under the other rules
         x[rng.randrange(rows), rng.randrange(cols)] = math.nan
     offs = ragged_offs(rows, rng.randint(1, 6), rng) if rng.random() < 0.6 else None
     on_device = None if offs is None else offs.to(device)
@@ -156,7 +158,7 @@ def test_swizzle_is_to_blocked(seed, device):
 @pytest.mark.parametrize("seed", range(40))
 def test_swizzle_of_row_groups_is_to_blocked_2d_m_groups(seed, device):
     rng = random.Random(seed)
-    rows, cols = rng.randint(1, 500), 4 * rng.randint(1, 5)  # torchao's reference does not pad columns
+    rows, cols = rng.randint(1, 500), 4 * rng.randint(1, 5)  # a multiple of 4, because torchao's reference does not pad columns
     offs = ragged_offs(rows, rng.randint(1, 6), rng)
     codes = random_codes(rows, cols, seed=seed)
     swizzled = moxie.swizzle_scale(e8m0(codes).to(device), offs=offs.to(device))
@@ -239,7 +241,7 @@ def test_pad_and_unpad_groups_are_those_of_torchao(seed, dtype, device):
 
 
 def fp8_rowwise(x: torch.Tensor):
-    """torchao's rowwise recipe: qdata and the decode scale of each row of x."""
+    """Quantizes as torchao's rowwise recipe does. Returns qdata and the decode scale of each row of x."""
     scale = amax_to_scale(x.abs().amax(-1, keepdim=True), torch.float8_e4m3fn, round_scales_to_power_of_2=True)
     qdata = (x.float() * scale).clamp(-448, 448).to(torch.float8_e4m3fn)
     return qdata, scale.reciprocal().squeeze(-1)

@@ -1,4 +1,5 @@
-"""moxie.torchao_compat: the same names, arguments and meaning; and torchao's own quantize_ with our configs."""
+"""moxie.torchao_compat has functions with torchao's names, arguments and meaning. torchao's own quantize_ takes Moxie's
+configs."""
 
 import inspect
 

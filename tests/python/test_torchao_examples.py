@@ -1,4 +1,4 @@
-"""The usage examples of torchao's documents run with nothing changed but the import, and sizes that suit a CPU."""
+"""The usage examples of torchao's documentation run if only the import is changed; sizes are reduced for a CPU."""
 
 from collections import OrderedDict
 
@@ -50,7 +50,7 @@ def test_the_grouped_product_with_default_settings(device):
 
 
 def test_prequantized_activations_may_be_a_tuple_beside_A(device):
-    """The optional tuple of the example: y and the gradient of A are those of A quantized in the call."""
+    """A may be passed quantized, as the tuple prequantized_A: y and the gradient of A are the same as if the call quantizes A."""
     A, B, offs = operands(device)
     dynamic = _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs)
     dA, dB = torch.autograd.grad(dynamic.float().square().mean(), (A, B))
@@ -85,7 +85,7 @@ def test_prequantized_activations_are_an_mxtensor(device):
 
 
 def test_to_mx_and_from_qdata_and_scales_directly(device):
-    """The order of `to_mx` is scale, then data."""
+    """to_mx returns the scale first and then the elements, as torchao's does."""
     A, B, offs = operands(device)
     A_scale, A_qdata = to_mx(A, elem_dtype=torch.float8_e4m3fn, block_size=32, scaling_mode=ScaleCalculationMode.RCEIL)
     A_mx = MXTensor.from_qdata_and_scales(A_qdata, A_scale, A.dtype, block_size=32, kernel_preference=KernelPreference.EMULATED)
@@ -174,7 +174,7 @@ def test_fp8_rowwise_with_its_own_defaults(device):
 
 
 def test_groups_need_no_padding(device):
-    """Sizes that are multiples of nothing, with the flag and without."""
+    """Group sizes need not be multiples of anything, with torchao's flag for padding and without it."""
     A, B, _ = operands(device)
     offs = generate_jagged_offs(GROUPS, ROWS, multiple_of=1, device=device)
     plain = _to_mxfp8_then_scaled_grouped_mm(A, B.transpose(-2, -1), offs)

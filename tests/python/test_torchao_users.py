@@ -28,15 +28,15 @@ def test_the_linear_is_1x32_rceil_unless_told_otherwise():
 
 
 def test_the_linear_has_the_accuracy_of_1x32_where_blocks_hold_outliers(device):
-    """One element in 128 is 2^16 times as large. Its block of 1x32 alone loses the others; one of 1x128 would lose four times as
-    many."""
+    """MXFP8Linear quantizes in blocks of 1x32, as torchao does, so an outlier costs the accuracy of 31 elements only. Here one
+    element in 128 is 2^16 times as large, which in a block of 1x128 costs that of all others."""
     torch.manual_seed(0)
     linear = MXFP8Linear(512, 64, bias=False, device=device)
     x = torch.randn(64, 512, device=device)
     x[:, ::128] *= 2.0**16
     rest = x.clone()
     rest[:, ::128] = 0
-    # The weights of the outliers are 0, so y depends on the other elements only, and shows how accurate they are.
+    # The weights that meet outliers are 0, so y depends only on the other elements and shows how accurate these are.
     with torch.no_grad():
         linear.weight[:, ::128] = 0
     expected = rest @ linear.weight.t()
@@ -297,7 +297,7 @@ def test_the_linear_has_the_arguments_and_defaults_of_torchao():
 
 @needs_torchao
 def test_the_linear_is_60_db_from_torchao():
-    """Without a bias: torchao rounds y before it adds one and once more after."""
+    """60 dB holds without a bias only: torchao rounds y before it adds the bias, and again after."""
     emulated = their("quantization.quantize_.common.kernel_preference", "KernelPreference").EMULATED
     kwargs = dict(bias=False, dtype=torch.bfloat16, kernel_preference=emulated)
     theirs = their("prototype.moe_training.mxfp8_linear", "MXFP8Linear")(64, 96, **kwargs)

@@ -54,7 +54,8 @@ def build(config):
 
 
 def apply(*imports):
-    """The model's config after --override.imports, and the lines that were logged."""
+    """Applies overrides to the debug model's config, as --override.imports does. Returns the config and the lines that were
+    logged."""
     config = spec().model
     return config, overrides.apply_overrides(overrides.OverrideConfig(imports=list(imports)), config)
 
@@ -105,7 +106,8 @@ def test_the_state_dict_is_that_of_the_stock_model(how, caplog):
     stock = build(spec().model)
     if how == "overrides":
         config, lines = apply(("moxie.torchtitan.experts", {"recipe": RECIPE}), "moxie.torchtitan.linears")
-        assert len(lines) == 5 + sum(isinstance(module, nn.Linear) for module in stock.modules())  # each is named in the log
+        # The log names the five groups of experts and each linear.
+        assert len(lines) == 5 + sum(isinstance(module, nn.Linear) for module in stock.modules())
         names = ("moxie.torchtitan.experts", "moxie.torchtitan.linears")
     else:
         config = spec(MoxieGroupedExpertsConverter.Config(recipe=RECIPE), MoxieLinearConverter.Config()).model
@@ -248,7 +250,7 @@ def test_without_a_group_the_dispatcher_gives_what_torchtitans_gives(recipe):
     scores, ids = torch.rand(2, 9, 4).topk(2, dim=-1)
     counts = torch.bincount(ids.flatten(), minlength=4)
     y, expected = ours(x, scores, ids, counts), stock(x, scores, ids, counts)
-    # TorchTitan rounds each weighted row to bf16 before it adds: 2 roundings of 2^-9.
+    # With a recipe, Moxie weighs and adds rows in one op. TorchTitan rounds each weighted row to bf16 first: two roundings of 2^-9.
     assert torch.equal(y, expected) if not recipe else sqnr(y, expected) > 45
 
 
@@ -264,7 +266,7 @@ def test_over_two_ranks(case, results_of_two_ranks):
 
 
 def losses(folder, config, *imports, ranks=1, flags=()):
-    """Losses of TorchTitan's own trainer on the CPU, from its log."""
+    """Runs TorchTitan's own trainer on the CPU. Returns the losses that its log shows, and the log."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

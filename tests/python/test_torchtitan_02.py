@@ -34,7 +34,8 @@ class Model(nn.Module):
 
 @pytest.fixture
 def without_gpu(monkeypatch):
-    """What MoE.forward calls and a CPU does not have: torch.histc of integers, and a Triton kernel, whose reference there is."""
+    """Replaces what TorchTitan's MoE.forward calls and a CPU lacks: torch.histc of integers, and a Triton kernel, by its
+    reference."""
     histc, kernel = torch.histc, kernels.fill_indices_wrapper
 
     def counted(x, bins, min, max):

@@ -1,4 +1,4 @@
-"""`moxie train`: what a run promises, tried on the program itself with a model that trains in a second."""
+"""`moxie train`: what a run promises, tested on the program itself with a model that trains in a second."""
 
 import json
 import math
@@ -49,13 +49,14 @@ def test_only_so_many_checkpoints_are_kept(tmp_path):
 def test_it_learns(tmp_path):
     train(tmp_path, steps=240, lr=1e-2, save_every=0)
     losses = [line["loss"] for line in metrics(tmp_path, "step")]
-    assert sum(losses[-10:]) / 10 < 3.4 < losses[0]  # uniform bytes are 5.5 nats, the frequencies of bytes alone about 3.4
+    assert sum(losses[-10:]) / 10 < 3.4 < losses[0]  # guessing bytes uniformly gives 5.5 nats, by their frequencies about 3.4
 
 
 def test_it_starts_from_the_same_weights_on_every_device(finished, tmp_path, device):
     train(tmp_path, device=device, recipe=["mxfp8_rceil"])
     here, on_cpu = (metrics(out, "step")[0]["loss"] for out in (tmp_path, finished / "run"))
-    assert here == pytest.approx(on_cpu, rel=2**-8)  # a loss near log 256, whatever bf16 does to the small logits
+    # Near log 256, because the first logits are small; bf16 rounding changes little.
+    assert here == pytest.approx(on_cpu, rel=2**-8)
     assert json.loads((tmp_path / "result.json").read_text())["device"].startswith(device)
 
 
@@ -110,7 +111,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
         child = subprocess.Popen(
             resume if (out / "config.json").exists() else start, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
         )
-        # From before the first step to well into the run; later kills fall on a run that is further along.
+        # Kill the run at a random time, before its first step or well into it. Later kills hit a run that has come further.
         time.sleep(rng.uniform(0.05, 1.2))
         child.send_signal(signal.SIGKILL)
         message = child.communicate()[1]
@@ -120,7 +121,7 @@ def test_a_run_killed_at_any_moment_resumes_and_ends_with_the_same_bytes(tmp_pat
         found = [int(name[5:13]) for name in names if name.endswith(".safetensors")]
         assert max(found, default=0) >= last_checkpoint
         last_checkpoint = max(found, default=0)
-        if child.returncode == 0:  # the run finished before the kill; start it again for the next kills
+        if child.returncode == 0:  # the run ended before the kill: start a new one for the next kills
             assert weights_of(tmp_path) == expected
             subprocess.run(["rm", "-r", out, tmp_path / "weights.safetensors"], check=True)
             last_checkpoint = 0
@@ -153,7 +154,8 @@ def test_micro_batches_add_up_to_the_whole_batch(tmp_path):
     train(tmp_path / "parts", batch=2, accumulate=2, **flags)
     whole, parts = (metrics(tmp_path / name, "step") for name in ("whole", "parts"))
     for a, b in zip(whole, parts):
-        # Sums of 64 f32 losses in another order; AdamW's first steps may turn a rounding of a gradient near 0 into one of lr.
+        # Losses are added up in another order in f32, and AdamW's first steps may turn a tiny gradient's rounding error into a
+        # change of a weight by lr.
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
 
 
@@ -165,7 +167,7 @@ def test_weights_go_out_and_come_in_unchanged(tmp_path):
     train(tmp_path / "a", balance="none", save_weights=first)
     train(tmp_path / "b", balance="none", init=first, lr=0, steps=1, save_weights=second, seed=9)
     assert first.read_bytes() == second.read_bytes()
-    # A checkpoint is taken too, and a file somebody else wrote.
+    # --init also takes a checkpoint, and a file that another program has written.
     train(
         tmp_path / "c",
         balance="none",
@@ -216,7 +218,7 @@ def test_weights_that_do_not_fit_are_refused(finished, tmp_path, change, message
 def test_the_watch_names_the_layer_and_the_expert(finished, tmp_path, value, message):
     tensors = read_tensors(finished / "weights.safetensors")
     tensors["layers.1.moe.experts.w13"][2, :, :] = value
-    tensors["layers.1.moe.router.gate.weight"].zero_()  # with this bias every token goes to experts 2 and 3
+    tensors["layers.1.moe.router.gate.weight"].zero_()  # with equal logits, the bias below sends every token to experts 2 and 3
     tensors["layers.1.moe.router.bias"] = torch.tensor([0.0, 0.0, 1.0, 1.0])
     write_tensors(tmp_path / "w.safetensors", tensors)
     done = train(tmp_path / "stop", init=tmp_path / "w.safetensors", code=3)
@@ -227,7 +229,8 @@ def test_the_watch_names_the_layer_and_the_expert(finished, tmp_path, value, mes
 
 
 def test_the_watch_follows_gradients_back_to_where_they_broke(tmp_path):
-    # Steps this long make the last layer's weights so large that gradients overflow there; the embedding's do too, later.
+    # A learning rate of 30 makes the last layer's weights so large that its gradients overflow first; the embedding's overflow
+    # later.
     (tmp_path / "text").write_text("to be or not to be, that is the question. " * 300)
     done = train(tmp_path / "run", data=[tmp_path / "text"], lr=30, warmup=0, clip=0, weight_decay=100, steps=12, code=3)
     assert "the gradient of layers.1." in done.stderr

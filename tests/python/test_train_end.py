@@ -1,4 +1,4 @@
-"""`moxie train`: evaluations on the way and at the end, and what --resume makes of a run that is finished, or nearly."""
+"""`moxie train`: evaluations during a run and at its end, and --resume of runs that are finished or nearly so."""
 
 import json
 import os
@@ -51,7 +51,7 @@ def test_the_last_evaluation_reads_more_than_those_on_the_way(tmp_path):
 
 
 def test_no_evaluation_reads_more_than_is_held_out(tmp_path):
-    # 1249 windows of 16 bytes and the byte after each; a twentieth of them, rounded up, is held out.
+    # 20000 bytes are 1249 windows of 16 bytes and the byte after each. A twentieth, rounded up, is held out: 63.
     train(tmp_path / "run", data=text_of(tmp_path, 20000), eval_every=6, eval_windows=10**9, final_eval_windows=10**9)
     on_the_way, last = metrics(tmp_path / "run", "eval")
     assert on_the_way["windows"] == last["windows"] == result(tmp_path / "run")["eval_windows"] == 63
@@ -130,7 +130,7 @@ def test_a_run_that_knew_no_last_evaluation_goes_on_as_it_was(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     forge(tmp_path / "checkpoints/step-00000002.safetensors", lambda about: about["config"].pop("final_eval_windows"))
     assert run("train", "--resume", out=tmp_path, steps=4).returncode == 0
-    assert result(tmp_path)["eval_windows"] == 8  # as many as every other evaluation had
+    assert result(tmp_path)["eval_windows"] == 8  # not given in the run's config, so as many as in other evaluations
 
 
 def test_a_run_that_knew_no_kept_activations_goes_on_with_h(tmp_path):

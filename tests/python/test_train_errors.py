@@ -1,4 +1,5 @@
-"""`moxie train`: bad input, damaged files, full disks and closed outputs; an error in words each time, and nothing lost."""
+"""`moxie train` with bad input, damaged files, full disks and closed outputs: each time a message says what is wrong, and nothing
+is lost."""
 
 import json
 import os

@@ -60,7 +60,7 @@ def test_the_checkpoint_to_go_on_from_is_chosen_by_the_step_inside(copy):
     (copy / "checkpoints/step-00000006.safetensors").rename(copy / "checkpoints/step-1.safetensors")
     done = run("train", "--resume", out=copy, steps=8)
     assert done.returncode == 0 and "resumed at step 6" in done.stderr and "whatever its name says" in done.stderr
-    assert "step-1.safetensors" in checkpoints(copy)  # no run gave it that name, so no run removes it
+    assert "step-1.safetensors" in checkpoints(copy)  # runs do not give checkpoints this name, so none removes it
 
 
 def test_an_older_checkpoint_with_a_later_name_is_not_gone_on_from(copy):
@@ -223,7 +223,7 @@ def peak_memory(*args):
 
 def test_an_odd_header_does_not_copy_the_tensor(tmp_path):
     rows, cols = 1 << 15, 1024
-    count = 8 * rows * cols  # 256 MiB, of zeros that no disk holds
+    count = 8 * rows * cols  # 256 MiB of zeros, as a sparse file
     peaks = []
     for odd in (0, 1):
         header = json.dumps({"a": {"dtype": "F64", "shape": [rows, cols], "data_offsets": [0, count]}})
@@ -234,7 +234,7 @@ def test_an_odd_header_does_not_copy_the_tensor(tmp_path):
         code, peak, said = peak_memory("inspect", tmp_path / "x", "--recipes", "bf16")
         assert code == 0, said
         peaks.append(peak)
-    assert peaks[1] < peaks[0] + count // 2  # pieces are copied, one at a time
+    assert peaks[1] < peaks[0] + count // 2  # unaligned data is copied piece by piece, not as a whole
 
 
 def test_a_header_of_nothing_takes_little_memory(tmp_path):

@@ -19,9 +19,9 @@ import pytest
 
 from program import checkpoints, command, metrics, micro, run, train
 
-signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever the tests were started with
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # children must get SIGHUP even if these tests were started with it ignored
 SIGNALS = [signal.SIGKILL, signal.SIGPIPE, signal.SIGHUP, signal.SIGTERM]
-# One dense layer: few tensors, and so few writes.
+# One dense layer has few tensors, so a run makes few writes to interrupt.
 SHORT = dict(layers=1, experts=0, top_k=None, steps=3, save_every=1, keep=1)
 
 
@@ -124,7 +124,8 @@ def whole_run(folder, **flags):
 
 
 def ends_the_same(folder, expected, **flags):
-    """Resumes the interrupted run, and compares all its results except times with the expected ones."""
+    """Resumes the interrupted run (or starts it, if it had not begun) and asserts that it gives the expected weights, loss and
+    steps."""
     out, weights = folder / "run", folder / "w"
     begun = any((out / name).exists() for name in ("config.json", "metrics.jsonl"))
     done = (
@@ -154,7 +155,7 @@ def test_a_signal_at_any_moment_changes_no_byte(tmp_path):
         child.send_signal(number)
         child.communicate(timeout=60)
         ends[number.name, child.returncode] += 1
-        # A signal that comes before the program has set its handlers ends it at once.
+        # A signal that comes before the program has set its handlers ends it by default.
         assert child.returncode in (0, 130, -number)
         ends_the_same(tmp_path, expected, **flags)
     print(dict(ends))
@@ -165,7 +166,7 @@ CALLS = ["write", "pwrite64", "fsync", "rename", "unlink"]
 
 
 def calls_of(log):
-    """Counts the system calls of the first thread by name, from strace's log."""
+    """Counts the system calls of the process's first thread by name, from strace's log."""
     lines = [line.split(maxsplit=1) for line in log.read_text().splitlines()]
     first = lines[0][0]
     return collections.Counter(text.split("(")[0] for pid, text in lines if pid == first and re.match(r"\w+\(", text))
@@ -255,7 +256,8 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
         child.communicate()
         line = command("train", "--resume", out=tmp_path / "run", save_weights=tmp_path / "w")
     rng = random.Random(count)
-    # With two processes, one is delayed after it has looked at the folder, so long that the other runs in between.
+    # Delay each process before it locks the folder, when it has looked into it. Of two, one waits so long that the other trains
+    # meanwhile.
     delays = [0, 6_000_000] if count == 2 else [rng.randrange(300_000) for _ in range(count)]
     children = [
         subprocess.Popen(
@@ -272,7 +274,7 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
     for child, text in zip(children, said):
         if text is trained[0]:
             assert child.returncode == 0
-        elif child.returncode == 0:  # it came when the run was finished
+        elif child.returncode == 0:  # this process began after the run was finished
             assert "is finished" in text
         else:
             assert child.returncode == 2

@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 
 def stand_in_for_cuda() -> None:
-    """Makes torch.cpu answer what TorchTitan asks of torch.cuda. To be called before TorchTitan is imported."""
+    """Makes torch.cpu answer what TorchTitan asks of torch.cuda. Must be called before TorchTitan's trainer is imported."""
     from torchtitan.tools import utils
 
     utils.device_type, utils.device_module = "cpu", torch.cpu
@@ -43,7 +43,7 @@ def stand_in_for_cuda() -> None:
 
 
 def write_assets(folder: pathlib.Path) -> None:
-    """Writes the tokenizer and the text that the debug models name, of made-up words."""
+    """Writes a tokenizer and a text of invented words, in the places where the debug models look for them."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = [f"w{i}" for i in range(500)]
@@ -61,7 +61,7 @@ def write_assets(folder: pathlib.Path) -> None:
 
 
 def _lines(words: list[str]) -> list[str]:
-    """Text with something to learn: each word is followed by one of three."""
+    """Returns text with something to learn: each word is followed by one of three words."""
     rng = random.Random(0)
     lines = []
     for _ in range(400):
@@ -74,7 +74,7 @@ def _lines(words: list[str]) -> list[str]:
 
 
 class CountedGroup(dist.ProcessGroup):
-    """Passes all-to-alls on, and notes the bytes that each sends to other ranks."""
+    """Forwards all-to-alls to `inner` and appends to `sent` how many bytes each of them sends to other ranks."""
 
     def __init__(self, inner: dist.ProcessGroup):
         super().__init__(inner.rank(), inner.size())
@@ -98,7 +98,8 @@ class CountedGroup(dist.ProcessGroup):
 
 
 class CountedMesh(str):
-    """The name of a counted group, which torch's collectives take for the group, with what dispatchers ask of a mesh."""
+    """The name of a counted group. It is a str, because torch's collectives take names of groups, and has the methods that
+    TorchTitan's dispatchers call on a mesh."""
 
     counted: CountedGroup
 
@@ -132,7 +133,7 @@ MESHES: list[CountedMesh] = []
 
 
 def count_bytes_of_dispatchers() -> None:
-    """Lets every dispatcher exchange through a counted group."""
+    """Makes every TorchTitan dispatcher exchange through a counted group, which is added to MESHES."""
     from torchtitan.models.common.token_dispatcher import BaseEPTokenDispatcher
 
     wire_meshes = BaseEPTokenDispatcher.wire_meshes
@@ -142,7 +143,7 @@ def count_bytes_of_dispatchers() -> None:
 
 
 def _smaller(config, *, layers: int):
-    """A debug model that takes a second per step: its first layers, one of which is a mixture of experts."""
+    """Cuts a debug model to its first layers, with at least one mixture of experts, so that a step takes a second."""
     spec = config.model_spec
     spec.model.layers = spec.model.layers[:layers]
     parallelize = spec.parallelize_fn

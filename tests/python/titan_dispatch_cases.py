@@ -1,5 +1,5 @@
-"""What test_torchtitan.py runs on two ranks (ranks.py): TorchTitan's block of routed experts with its own token dispatcher and
-with Moxie's, on the same tokens and weights."""
+"""Cases that test_torchtitan.py runs on two ranks (ranks.py). Each gives the same tokens and weights to TorchTitan's routed
+experts with TorchTitan's token dispatcher and with Moxie's."""
 
 import math
 
@@ -13,7 +13,7 @@ import titan_cpu
 from moxie.torchtitan import MoxieTokenDispatcher
 from moxie.torchtitan.replace import quantized_experts
 
-set_spmd_backend("partial_dtensor")  # as the tests of the trainer have it
+set_spmd_backend("partial_dtensor")  # the backend of the trainer tests in titan_cpu.py
 
 DIM, HIDDEN, EXPERTS, TOP_K, TOKENS = 160, 96, 8, 3, 40
 NAMES: list[str] = []
@@ -25,7 +25,8 @@ def case(function):
 
 
 def block(world, dispatcher, recipe=""):
-    """Routed experts of which this rank holds its share, and the group that counts what they send."""
+    """Builds TorchTitan's routed experts, of which this rank holds its share. Returns the module, and the group that counts the
+    bytes it sends."""
     experts = GroupedExperts.Config(dim=DIM, hidden_dim=HIDDEN, num_experts=EXPERTS // world.size)
     config = RoutedExperts.Config(
         inner_experts=quantized_experts(experts, recipe) if recipe else experts, token_dispatcher=dispatcher
@@ -59,7 +60,7 @@ def inputs(world, tokens=TOKENS):
 
 
 def step(module, x, scores, ids, dy):
-    """y, and the gradients of x, of the scores and of the experts."""
+    """Runs forward and backward. Returns y and the gradients of x, of the scores and of the experts' weights."""
     x, scores = x.clone().requires_grad_(), scores.clone().requires_grad_()
     counts = torch.bincount(ids.flatten(), minlength=EXPERTS)
     y = module(x, scores, ids, counts)
@@ -73,7 +74,8 @@ def decibels(actual, expected):
 
 
 def compare(world, dispatcher, least, recipe="", tokens=TOKENS):
-    """Bytes that the two sent, with every result of Moxie's within `least` dB of TorchTitan's."""
+    """Asserts that the results with Moxie's dispatcher are at least `least` dB close to those with TorchTitan's. Returns the
+    bytes that each sent to other ranks."""
     given = inputs(world, tokens)
     expected_module, expected_mesh = block(world, stock())
     module, mesh = block(world, dispatcher, recipe)
@@ -86,15 +88,15 @@ def compare(world, dispatcher, least, recipe="", tokens=TOKENS):
 
 @case
 def an_unquantized_wire_differs_by_the_rounding_of_sums_alone(world):
-    # TorchTitan rounds each weighted row and each partial sum to bf16: sums of 3 such rows are about 50 dB from ours.
+    # TorchTitan rounds each weighted row and each partial sum to bf16, so its sums of 3 rows are about 50 dB from Moxie's.
     sent, of_titan = compare(world, ours(wire="unquantized"), least=45)
     assert sent < of_titan
 
 
 @case
 def fp8_on_the_wire_is_as_exact_as_fp8_and_sends_fewer_bytes(world):
-    # An element of e4m3 is off by at most 2^-4 of itself, and evenly so on average: sqrt(3) * 2^4 times smaller, 28.9 dB. Two
-    # rounded factors (dw) lose 3 dB more, and elements that a block's largest makes subnormal a little.
+    # An e4m3 element is off by up to 2^-4 of itself, evenly distributed: a mean error sqrt(3) * 2^4 times smaller, 28.9 dB. dw
+    # has two such factors, which costs 3 dB more, and elements that are subnormal beside a block's largest cost a little.
     for recipe in ("mxfp8_rceil", "mxfp8_rceil_128"):
         sent, of_titan = compare(world, ours(recipe=recipe), least=25)
         print(f"{recipe}: {sent / of_titan:.3f} of TorchTitan's bytes", flush=True)
@@ -106,7 +108,7 @@ def fused_experts_take_the_tokens_and_have_the_bits_of_one_process(world):
     recipe = "mxfp8_rceil_128"
     sent, of_titan = compare(world, ours(experts_take_tokens=True), least=20, recipe=recipe)
     assert sent < 0.75 * of_titan
-    # One process: the tokens of all ranks, and all experts.
+    # Compute the same in one process, which gets the tokens of all ranks and holds all experts.
     x, scores, ids, dy = inputs(world)
     everyone = [[torch.zeros_like(part) for _ in range(world.size)] for part in (x, scores, ids, dy)]
     for all_of_them, part in zip(everyone, (x, scores, ids, dy)):
