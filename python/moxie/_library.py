@@ -30,7 +30,8 @@ def _check_torch() -> None:
 
 
 def _path() -> pathlib.Path:
-    """MOXIE_LIBRARY if it is set (a build folder), else the library that was installed with the package."""
+    """Returns the path of the library: MOXIE_LIBRARY if it is set (to use a build folder), else the library installed with the
+    package."""
     chosen = os.environ.get("MOXIE_LIBRARY")
     return pathlib.Path(chosen) if chosen else pathlib.Path(__file__).parent / "lib" / "libmoxie_torch.so"
 

@@ -1,4 +1,4 @@
-"""Where find_package(Moxie) finds the C++ library that was installed with this package:
+"""Prints the folder in which find_package(Moxie) finds the C++ library that was installed with this package:
 
 cmake -DCMAKE_PREFIX_PATH="$(python -m moxie.cmake_prefix)" ...
 """

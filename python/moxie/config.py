@@ -189,7 +189,7 @@ class GroupedMMConfig(_Config):
 
 
 def _block_recipe(op: str, config: "MXFP8GroupedMMConfig | MXLinearConfig") -> Recipe:
-    # Strings and other libraries' enums become our members, and equal configs stay equal.
+    # Replace strings and torchao's enum members by Moxie's, so that configs that mean the same compare equal.
     kernels = _member(op, "kernel_preference", KernelPreference, config.kernel_preference)
     rule = _member(op, "scale_calculation_mode", ScaleCalculationMode, config.scale_calculation_mode)
     config.__dict__.update(kernel_preference=kernels, scale_calculation_mode=rule)
@@ -296,7 +296,7 @@ class FP8GroupedMMConfig(GroupedMMConfig):
 
 @dataclasses.dataclass(unsafe_hash=True)
 class MXLinearConfig(_Config):
-    """MXFP8 for nn.Linear. `block_size` other than 32 is set with the blocks, as in `MXFP8GroupedMMConfig`.
+    """MXFP8 for nn.Linear. `block_size` must be 32: larger blocks are set by `activations`, `weights`, `wgrad_dy` and `wgrad_x`.
 
     torchao's choices of quantizers, `mxfp8_dim0_cast_kernel_choice` and `mxfp8_dim1_cast_kernel_choice`, are without effect.
 

@@ -71,7 +71,8 @@ class Target:
         return sum(parameter.numel() for parameter in self.module.parameters()) if self.is_own else self.parameter.numel()
 
     def accepts(self, config: AnyConfig) -> bool:
-        """Whether the config converts targets of this kind where no name or filter chooses them."""
+        """Whether the config converts targets of this kind that no key names: a GroupedMMConfig converts no linears, an
+        MXLinearConfig no 3D parameters."""
         return not isinstance(config, GroupedMMConfig if self.is_linear else MXLinearConfig)
 
     def convert_(self, config: AnyConfig, tied: Conversion | None = None) -> Conversion:
@@ -104,8 +105,8 @@ def _holds_experts(module: nn.Module) -> bool:
 
 
 def targets_of(model: nn.Module, named: Sequence[str] = ()) -> Iterator[Target]:
-    """All targets of a model. A 2D parameter outside of a linear is one if `named` holds its name; the weights among the others
-    are listed, to be left alone."""
+    """Yields all targets of a model. A 2D parameter outside of a linear is a target if `named` holds its name. Other weight
+    matrices are yielded with an obstacle, so that the report lists them as left alone."""
     for fqn, module in model.named_modules():
         if isinstance(module, nn.Linear):
             yield Target(module, fqn, "weight", True, own_forward(class_of(module)))
@@ -167,7 +168,7 @@ def quantize_(
     before = Before(target.module for target, one, _ in chosen if one is not None)
     try:
         entries = [_convert(target, one, reason, tied) for target, one, reason in chosen]
-    except BaseException:  # all is converted, or nothing
+    except BaseException:  # a call that fails converts nothing
         before.put_back()
         raise
     report = Report(entries, sum(parameter.numel() for parameter in model.parameters()))

@@ -37,7 +37,7 @@ class Conversion:
     def _record_nothing(self) -> None:
         self.clock = Clock()  # quantize_ replaces it by one clock for all conversions of the model
         self.forward_step: list | None = None  # the last step in whose forward the weight multiplied
-        self.backward_step: list | None = None  # the last step in whose backward it did
+        self.backward_step: list | None = None  # the last step in whose backward the weight multiplied
 
     def __setstate__(self, state: dict) -> None:
         state = dict(state)
@@ -51,7 +51,8 @@ class Conversion:
 
 
 class _Converted(Tensor if TYPE_CHECKING else object):  # type: ignore[misc]
-    """The base of both classes. `_moxie` is the Conversion; `_moxie_transposed` says which view of the parameter this is.
+    """The base of ConvertedTensor and ConvertedParameter. `_moxie` is the Conversion; `_moxie_transposed` says which view of the
+    parameter this is.
 
     `_moxie_transposed` is False for the whole parameter as it is stored, True for its transpose, None for anything else. The
     weight cache holds the whole parameter, so it serves the first two only.
@@ -159,7 +160,8 @@ def _transposed(args, kwargs, out) -> bool | None:
 
 
 def _cast(args, kwargs, out) -> bool | None:
-    # If nothing changes, torch returns its argument, which the weight cache still describes. A copy may be written to later.
+    # False (not transposed): the cast changed nothing and torch returned the parameter itself, so its weight cache still holds.
+    # None: a copy, which may be written to, so the cache must not be used.
     same = (out.dtype, out.device) == (args[0].dtype, args[0].device) and "copy" not in kwargs
     return False if same else None
 
@@ -305,7 +307,8 @@ def _grouped_mm(input, mat2, offs=None, bias=None, out_dtype=None):
 
 
 def _grouped_mm_of_transformers(input, weight, offs):
-    """transformers::grouped_mm_fallback: the op that transformers calls in compiled graphs if the weights are not bf16."""
+    """Replaces transformers::grouped_mm_fallback, the op that transformers calls in compiled graphs if the weights are not
+    bf16."""
     return _grouped_mm(input, weight, offs.to(torch.int32))
 
 
@@ -329,7 +332,7 @@ def _matmul(input, other=None, out_dtype=None, *, tensor2=None):
         return _multiply_batch(input.expand(other.shape[0], -1, -1), other)
     if not _multiplies(input, other):
         return None
-    if input.dim() == 2 and other.dim() == 2:  # w x: the transpose of x^T w^T
+    if input.dim() == 2 and other.dim() == 2:  # w times x is the transpose of x^T times w^T
         return _multiply_2d(other.t(), input, False).t()
     if input.dim() == 3 and other.dim() == 3 and input.shape[0] == other.shape[0]:
         return _multiply_batch(other.mT, input, transposed=False).mT

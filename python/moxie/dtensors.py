@@ -36,7 +36,7 @@ def set_class(module: nn.Module, cls: type) -> None:
 
 
 def gathered_plain(model: nn.Module) -> set[int]:
-    """The ids of the sharded parameters that FSDP2 replaces by plain tensors while they are gathered."""
+    """Returns the ids of the sharded parameters that FSDP2 replaces by plain tensors while they are gathered."""
     if "torch.distributed.fsdp" not in sys.modules:
         return set()
     from moxie.distributed.fsdp import sharded_parameters

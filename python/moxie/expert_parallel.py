@@ -26,7 +26,8 @@ Wire = Literal["fp8", "unquantized"]
 
 @dataclasses.dataclass(frozen=True)
 class Member:
-    """This rank's place in a group. It holds the name, not the group, so that layers can be copied and pickled."""
+    """This rank's place in a process group. It holds the group's name and not the group, so that layers can be copied and
+    pickled."""
 
     name: str
     rank: int
@@ -34,11 +35,12 @@ class Member:
 
     @property
     def group(self) -> dist.ProcessGroup:
-        name: Any = self.name  # some versions of torch have a type of their own for it
+        name: Any = self.name  # Any, because some versions of torch have a type of their own for group names
         return dist.distributed_c10d._resolve_process_group(name)
 
     def refuse_tokens_of_group(self, x: Any) -> None:
-        """Raises for a DTensor over the group: every rank would send all of its tokens, and gradients would count them again."""
+        """Raises if x is a DTensor over the group: every rank would send the tokens of all ranks, and gradients would count each
+        token several times."""
         mesh = x.device_mesh
         if any(mesh.get_group(dim).group_name == self.name for dim in range(mesh.ndim)):
             raise ValueError(
@@ -48,7 +50,7 @@ class Member:
 
 
 def member_of(group: Any) -> Member:
-    """This rank in a process group, or in the group of a device mesh of one dimension."""
+    """Returns this rank's place in a process group, which may be given as a device mesh of one dimension."""
     if not dist.is_initialized():
         raise ValueError("MoE: ep_group needs torch.distributed, which is not initialized (init_process_group)")
     given = group
@@ -65,8 +67,8 @@ def member_of(group: Any) -> Member:
 
 
 def join(group: Any, settings: Mapping[str, Any]) -> Member:
-    """Compares what must be equal on all ranks, once, and refuses what cannot be split. Every rank calls it, and where one
-    raises, all do."""
+    """Checks, when a layer is made, that its settings are the same on all ranks and that its experts can be split among them.
+    Every rank must call it; if one rank raises, all do."""
     member = member_of(group)
 
     def describe() -> Mapping[str, Any]:
@@ -95,7 +97,7 @@ def check_wire(wire: Wire | None, recipe: AnyRecipe) -> None:
 
 
 def _fits_fp8(recipe: AnyRecipe) -> bool:
-    """Whether the recipe quantizes x and dy in blocks along a row for all three passes."""
+    """Whether the recipe quantizes x and dy in blocks along a row for all three passes, so that they can be sent in FP8."""
     if str(recipe).partition(":")[0] == "identity":
         return False
     made = Recipe.from_name(str(recipe))
@@ -103,14 +105,16 @@ def _fits_fp8(recipe: AnyRecipe) -> bool:
 
 
 def default_wire(recipe: AnyRecipe) -> Wire:
-    """FP8 where it costs next to nothing: the forms for wgrad are made from FP8 tokens, and by the rules floor and even these
-    would saturate a second time."""
+    """Returns the wire to use if the caller names none: FP8 if the recipe quantizes rows in blocks by the rule rceil or ceil.
+    wgrad's operands are requantized from the FP8 tokens; under floor and even that clips values a second time, which lowers the
+    accuracy of dw."""
     return "fp8" if _fits_fp8(recipe) and Recipe.from_name(str(recipe)).rule in ("rceil", "ceil") else "unquantized"
 
 
 class ParallelExperts(GroupedExperts):
-    """GroupedExperts of which each rank of a group holds num_experts / ranks, with the same names and the weights that one
-    process with this seed would have. Its forward takes the route of this rank's tokens to all experts, and routing weights."""
+    """GroupedExperts split over the ranks of a group: each rank holds num_experts / ranks of them. For a given seed, the weights
+    are those of GroupedExperts in one process. forward takes this rank's tokens, their route to all experts, and the routing
+    weights."""
 
     def __init__(
         self,
@@ -132,7 +136,7 @@ class ParallelExperts(GroupedExperts):
         self.wire: Wire = self._wire_asked or default_wire(recipe)  # how x and dy travel
 
     def reset_parameters(self) -> None:
-        # Draws the weights of every expert and keeps its own: the same seed is then the same model at any number of ranks.
+        # Draws the weights of all experts and keeps this rank's, so that a seed gives the same model at any number of ranks.
         first, local = self.member.rank * self.w13.shape[0], self.w13.shape[0]
         with torch.no_grad():
             for weight, bias in ((self.w13, self.b13), (self.w2, self.b2)):
@@ -162,7 +166,7 @@ class ParallelExperts(GroupedExperts):
             raise ValueError("ParallelExperts: experts of a group take tokens with offs, slot_of, row_of and weights")
         if self.collect_stats:
             raise ValueError("ParallelExperts: collect_stats must be off over a group")
-        # Sizes of messages depend on the routing: a compiled graph ends before the exchange and another begins after it.
+        # Sizes of messages depend on the routing, so a compiled graph ends before the exchange and another begins after it.
         call = torch.compiler.disable(_exchange) if torch.compiler.is_compiling() else _exchange
         return call(self, x, weights, offs, slot_of, row_of)
 
@@ -171,8 +175,8 @@ class ParallelExperts(GroupedExperts):
 
 
 def _shard_of_experts(weight: Tensor) -> tuple[Tensor, int]:
-    """The experts of a weight that can be written one by one, and how many come before them. FSDP2 shards experts over dim 0,
-    and an expert of such a DTensor would be a copy: then they are those of the local tensor."""
+    """Returns a tensor whose experts can be written one by one, and how many of the weight's experts come before it. If FSDP2
+    shards the experts over dim 0, this is the local shard, because indexing the DTensor would give copies."""
     if not any_dtensor(weight):
         return weight, 0
     from torch.distributed.tensor import DTensor, Shard
@@ -234,17 +238,17 @@ def _exchange_with(
 
 
 def sum_over_ranks(member: Member, x: Tensor, what: str) -> Tensor:
-    """The sum of x over the ranks of the group, without a gradient."""
+    """Returns the sum of x over the ranks of the group. No gradient flows through it."""
     return _ops._sum_over_group(x.detach(), member.name, what)
 
 
 def router_loss(router: Router, member: Member, logits: Tensor, counts: Tensor) -> Tensor:
-    """Router's losses over the tokens of all ranks: one number, equal everywhere.
+    """Returns the router's losses over the tokens of all ranks: one number, the same on every rank.
 
     Its gradient on a rank is that of the rank's own logits, so gradients of the gate that are summed over ranks are those of one
     process with all tokens.
     """
-    own: list[Tensor] = []  # f64: sums do not depend on how tokens fall to ranks
+    own: list[Tensor] = []  # in f64, so that the loss does not depend on how tokens are spread over the ranks
     if router.balance == "loss":
         scores = logits.softmax(-1) if router.score == "softmax" else logits.sigmoid()
         probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)

@@ -12,7 +12,7 @@ _PASSES = ("forward", "dgrad", "wgrad")
 
 @dataclasses.dataclass(frozen=True)
 class ExplainedPass:
-    """One pass: its kernel, its operands a and b, and why no faster kernel is used (empty if this is the fastest)."""
+    """The plan of one pass: its kernel, its operands a and b, and why no faster kernel is used (empty if this is the fastest)."""
 
     kernel: str
     a: str

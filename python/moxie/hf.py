@@ -1,4 +1,4 @@
-"""The experts implementation `moxie` of transformers: its expert blocks run through Moxie's fused layer.
+"""Registers `moxie` as an experts implementation of transformers: its expert blocks then run through Moxie's fused layer.
 
 `import moxie.hf` registers it; `from_pretrained(..., experts_implementation="moxie")` or
 `model.set_experts_implementation("moxie")` chooses it. The recipe is that of the conversion (`moxie.quantize_`), or else the one
@@ -23,17 +23,17 @@ from moxie.recipe import AnyRecipe, Recipe
 from moxie.steps import note
 
 NAME = "moxie"
-Experts = Any  # a module that transformers' use_experts_implementation has given its attributes
+Experts = Any  # an expert module, with the attributes that transformers' use_experts_implementation gives it
 
 _SILU = (nn.SiLU, SiLUActivation)
 
-# Classes of experts with a gate function of their own, and which activation of Moxie that is.
+# Names of expert classes whose gate function is not the default one but is one that Moxie has.
 _CLAMPED = ("GptOssExperts", "OpenAIPrivacyFilterExperts", "MiniMaxM3VLExperts")
 _IN_F32 = ("BeamExperts",)  # SwiGLU computed in f32, as Moxie does
 
 
 def activation_of(experts: Experts) -> Activation | None:
-    """The activation of Moxie that is the gate function of a module of experts; None if there is none."""
+    """Returns the Moxie activation that equals the gate function of these experts, or None if there is none."""
     if not experts.has_gate or getattr(experts, "has_post_expert_norm", False):
         return None
     kinds = {cls.__name__ for cls in type(experts).__mro__}  # PEFT gives experts that it adapts a subclass
@@ -47,7 +47,7 @@ def activation_of(experts: Experts) -> Activation | None:
 
 
 def _why_not(experts: Experts, w13: Any, w2: Any) -> str:
-    """Why the fused layer cannot run these experts; "" if it can."""
+    """Returns why the fused layer cannot run these experts, or "" if it can."""
     if activation_of(experts) is None:
         return "its activation is none that Moxie fuses"
     if is_converted(w13) != is_converted(w2):
@@ -60,7 +60,8 @@ def _why_not(experts: Experts, w13: Any, w2: Any) -> str:
 def experts_forward(
     experts: Experts, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor, *, recipe: str = "bf16"
 ) -> Tensor:
-    """The whole block of experts, as transformers calls it: tokens [T, D], ids and weights [T, k] of their experts."""
+    """Runs a block of experts, with the arguments that transformers passes: tokens [T, D], and the ids and weights [T, k] of
+    their experts."""
     w13, activation = (experts.gate_up_proj, activation_of(experts)) if experts.has_gate else (None, None)
     why = "it has no gate" if w13 is None else _why_not(experts, w13, experts.down_proj)
     if w13 is None or activation is None or why:
@@ -108,7 +109,8 @@ def experts_forward(
 
 
 def _cache_of_w13(w13: Any, transposed: bool, interleaved: bool) -> WeightCache | None:
-    """The weight cache of w13, if the fused layer can take it: gates above ups, as it multiplies them."""
+    """Returns the weight cache of w13 if the fused layer can use it. It cannot if gates and ups alternate in the parameter, and
+    so in its cache: the fused layer reads quantized weights with all gates above the ups."""
     if not interleaved or w13._moxie.cache is None:
         return _cache_of(w13, transposed)
     if not torch.compiler.is_compiling():
@@ -121,10 +123,11 @@ def _cache_of_w13(w13: Any, transposed: bool, interleaved: bool) -> WeightCache 
 
 
 def _route(experts: Experts, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """offs, slot_of and row_of. Ids from num_experts up mark slots that another rank computes: their rows come last, in no group,
-    so that they cost nothing and add nothing."""
+    """Returns offs, slot_of and row_of. Ids from num_experts up mark slots that another rank computes. Their rows come last, in
+    no group, so that they cost nothing and add nothing."""
     ids, num_experts = ids.to(torch.int32), experts.num_experts
-    if not getattr(experts, "_is_expert_parallel", True):  # older versions do not say
+    # Older versions of transformers lack the attribute; then such ids may occur.
+    if not getattr(experts, "_is_expert_parallel", True):
         return route(ids, num_experts)
     offs, slot_of, row_of = route(ids.clamp(max=num_experts), num_experts + 1)
     return offs[:num_experts], slot_of, row_of

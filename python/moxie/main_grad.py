@@ -1,10 +1,11 @@
-"""What backward adds gradients of weights to: an f32 tensor that lies in memory as the weight does."""
+"""Checks main_grad, the f32 tensor to which backward adds the gradient of a weight. It must lie in memory as the weight does."""
 
 from torch import Tensor
 
 
 def check_main_grad(op: str, name: str, main_grad: Tensor | None, w: Tensor) -> None:
-    """Refuses a main_grad that is stored the other way round than w, and says how to make one. The op checks the rest."""
+    """Raises if main_grad is stored transposed relative to w, and says how to make one that is not. The op checks everything
+    else."""
     if main_grad is None or main_grad.dim() != 3 or w.dim() != 3:
         return
     other_shape = main_grad.shape != w.shape and main_grad.shape == w.mT.shape

@@ -107,7 +107,7 @@ def _copy_(func, to, source, non_blocking=False):
 
 
 def _grouped_mm(func, x, *args, **kwargs):
-    """grouped_mm below autograd. The op takes the values from qdata and scale, and only the dtype and shape from x."""
+    """Implements grouped_mm below autograd. The op takes the values from qdata and scale, and only the dtype and shape from x."""
     return func(x.qdata.new_empty((1, 1), dtype=x.dtype).expand(x.shape), *args, **kwargs)
 
 

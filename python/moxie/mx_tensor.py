@@ -77,7 +77,7 @@ def _check(qdata: Tensor, scale: Tensor, orig_dtype: torch.dtype, block: str) ->
 
 
 class MXTensor(Tensor):
-    """e4m3 elements and e8m0 scales, rowwise and plain, as `quantize_rowwise` gives them.
+    """A tensor of e4m3 elements with e8m0 scales, rowwise and in the plain layout, as `quantize_rowwise` makes them.
 
     `moxie.grouped_mm` takes it as x without quantizing again, and wgrad needs no other copy. Other arithmetic is refused: call
     `dequantize()` first.

@@ -69,7 +69,7 @@ class GroupedExperts(nn.Module):
     stats: Tensor
     # Set only if quantize_ has changed the recipe:
     _conversion: "Conversion"
-    _recipe_before: tuple[str, bool]  # the recipe before that, and whether there was a weight cache
+    _recipe_before: tuple[str, bool]  # the recipe before quantize_ changed it, and whether there was a weight cache
 
     def __init__(
         self,
@@ -290,7 +290,7 @@ class SharedExperts(nn.Module):
 
 
 class MoE(nn.Module):
-    """The layer: router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
+    """A mixture-of-experts layer: a router, experts and, if shared_hidden_dim is given, a shared expert. x is [.., D].
 
     `loss` is the router's loss of the last forward pass: add it to the model's loss. `keep`, `activation`, `bias`, `w13_layout`,
     `transposed` and `main_grad` are those of GroupedExperts, and apply to the shared expert too. `ep_group`, a process group or
@@ -372,7 +372,8 @@ class MoE(nn.Module):
             return products.on_whole_tokens(self, x)
         tokens = x.reshape(-1, x.shape[-1])
         routing = self.router(tokens)
-        if self.router.has_loss:  # without a loss set no attribute: torch.compile refuses that inside a checkpoint
+        # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
+        if self.router.has_loss:
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
         y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=Uncast(routing.weights))

@@ -117,7 +117,7 @@ def quantize_both(
     scale_layout: ScaleLayout = "plain",
     out: tuple[Tensor, Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Both forms of x from one read of it: qdata, scale, qdata_t, scale_t.
+    """Quantizes x rowwise and colwise, reading it once: returns qdata, scale, qdata_t, scale_t.
 
     >>> w = torch.randn(4, 64, 96)
     >>> qdata, scale, qdata_t, scale_t = moxie.quantize_both(w, rowwise_block="32x32", colwise_block="32x32")

@@ -95,7 +95,8 @@ class Report:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    """Whether the module is compiled. `Conversion.used` is not set in a graph: that would break the graph at every layer."""
+    """Whether the module is compiled. Its conversions are not warned about, because products under activation checkpointing in a
+    graph leave no record of their use."""
     return getattr(module, "_compiled_call_impl", None) is not None or hasattr(module, "_orig_mod")
 
 

@@ -46,13 +46,13 @@ def why_no_experts(fqn: str, parameter: Tensor) -> str:
     return f"a side is smaller than {SMALLEST}, so it is no stack of experts" if 0 < min(parameter.shape[1:]) < SMALLEST else ""
 
 
-# Why a matrix that is no nn.Linear's is left alone: whether it is a weight, and how it is multiplied, its module alone knows.
+# Why a matrix outside of an nn.Linear is left alone: only its module knows whether it is a weight, and how it is multiplied.
 LONE_WEIGHT = "a matrix outside of an nn.Linear, which an FqnToConfig converts under its whole name"
 
 
 def is_lone_weight(fqn: str, parameter: Tensor, module_class: str) -> bool:
-    """Whether a parameter outside of a linear is a matrix that models multiply by: experts below one another (DBRX), or the
-    weight of transformers' Conv1D (GPT-2). Biases of experts are 2D as well."""
+    """Whether a parameter outside of a linear is a weight matrix: that of all experts, one below the other (DBRX), or the weight
+    of transformers' Conv1D (GPT-2). Biases of experts, which are 2D as well, are not."""
     if parameter.dim() != 2 or not parameter.is_floating_point() or min(parameter.shape) < SMALLEST:
         return False
     name = fqn.rpartition(".")[2]

@@ -72,7 +72,7 @@ def _may_record() -> bool:
 
 
 def note(conversion: "Conversion", y: Tensor) -> None:
-    """Records that the conversion multiplied and gave y. Backward is recorded when the gradient of y arrives.
+    """Records that a product used this converted weight, with the result y. Backward is recorded when the gradient of y arrives.
 
     A graph can only repeat assignments after each run, not register hooks: if it was traced with gradients, its backward is
     recorded together with its forward.
@@ -86,7 +86,7 @@ def note(conversion: "Conversion", y: Tensor) -> None:
         return
     clock = conversion.clock
     if clock.saw_backward and not _in_backward():
-        clock.begin()  # for wrappers that call parts of the model: its own forward, which begins steps, is not called then
+        clock.begin()  # a wrapper calls parts of the model and not the model's forward, whose pre-hook begins steps
     conversion.used = True
     conversion.forward_step = clock.step
     if y.requires_grad and y.grad_fn is not None:

@@ -146,7 +146,8 @@ def _prequantized(op: str, A: Tensor, parts: tuple[Tensor, Tensor]) -> MXTensor:
     return with_gradient_to(A, MXTensor.from_qdata_and_scales(qdata, scale, A.dtype))
 
 
-# The result depends on constants only, so torch.compile need not trace this function.
+# The next two functions depend on their arguments only, so torch.compile takes their results as constants and does not trace
+# them.
 
 
 @torch.compiler.assume_constant_result

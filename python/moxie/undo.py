@@ -1,4 +1,4 @@
-"""The state of modules before a call changes them, so that a call which fails midway can put it back."""
+"""Remembers the state of modules before a call changes them, so that a call that fails midway can restore it."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -9,8 +9,8 @@ from moxie.converted import Conversion
 
 
 class Before:
-    """What modules and their parameters were: classes, attributes, children, hooks. Values of parameters are not kept: nothing
-    that is put back changes them."""
+    """The classes, attributes, children and hooks of modules and of their parameters, at the time when it is made. It does not
+    hold the values of parameters, because no change that it undoes touches them."""
 
     def __init__(self, modules: Iterable[nn.Module]):
         self._modules = {id(module): (module, type(module), _copied(module.__dict__)) for module in modules}
@@ -44,14 +44,14 @@ class Before:
 
 
 def _copied(attributes: dict) -> dict[str, tuple[Any, Any]]:
-    """Each attribute, and of a dict (children, parameters, hooks) what it holds."""
+    """Copies the attributes of a module and, of those that are dicts (children, parameters, hooks), the contents."""
     return {name: (value, dict(value) if isinstance(value, dict) else None) for name, value in attributes.items()}
 
 
 def _restore(attributes: dict, state: dict[str, tuple[Any, Any]]) -> None:
     attributes.clear()
     for name, (value, held) in state.items():
-        if held is not None:  # the same dict, because handles of hooks know it
+        if held is not None:  # refill the same dict, because handles for removing hooks refer to it
             value.clear()
             value.update(held)
         attributes[name] = value

@@ -52,7 +52,7 @@ VECTORS = [
     ("the smallest subnormal f32 rounds to 0", ANY, (F32,), [-SMALLEST[F32]], SMALLEST[F32], 0, [0x80], 0x00),
     ("a subnormal mantissa", ANY, BOTH, [3 * 2.0**-128], 2.0**-127, 0, [0x3C], 0x38),
     ("448 * 2^-127", ("rceil", "floor"), BOTH, [], 448 * 2.0**-127, 0, [], 0x7E),
-    # The only case in which rceil's scale is below amax / 448: in f32 that quotient rounds down to exactly 2^-127, so the code is 0.
+    # The only case in which rceil's scale is below amax / 448: in f32 the quotient rounds down to exactly 2^-127, code 0.
     ("one ulp above 448 * 2^-127", ("rceil",), (F32,), [], from_bits(0x04600001), 0, [], 0x7E),
     ("two ulps above it", ("rceil",), (F32,), [], from_bits(0x04600002), 1, [], 0x76),
     ("512 * 2^-127", ("floor", "ceil", "even"), BOTH, [], 2.0**-118, 1, [], 0x78),

@@ -250,7 +250,7 @@ def test_without_a_group_the_dispatcher_gives_what_torchtitans_gives(recipe):
     scores, ids = torch.rand(2, 9, 4).topk(2, dim=-1)
     counts = torch.bincount(ids.flatten(), minlength=4)
     y, expected = ours(x, scores, ids, counts), stock(x, scores, ids, counts)
-    # With a recipe, Moxie weighs and adds rows in one op. TorchTitan rounds each weighted row to bf16 first: two roundings of 2^-9.
+    # With a recipe, Moxie weighs and adds rows in one op. TorchTitan rounds each weighted row to bf16 before it adds.
     assert torch.equal(y, expected) if not recipe else sqnr(y, expected) > 45
 
 

@@ -1,7 +1,7 @@
 """Sharded models: FSDP2, tensor parallelism and checkpoints (docs/DISTRIBUTED.md).
 
 `moxie.grouped_mm`, `moxie.expert_mlp`, `MXLinear` and `moxie.nn.MoE` take DTensors as they are; `quantize_` converts a model
-before or after `fully_shard`. Here is what torch has no name for.
+before or after `fully_shard`. This package has the rest, for which torch has no name.
 """
 
 from moxie.distributed import checkpoint as checkpoint

@@ -1,4 +1,4 @@
-"""Checks that all ranks of a group make together: what one refuses, all refuse, so that none waits for the others."""
+"""Checks that all ranks of a group make together: if one rank refuses something, all raise, so that none waits for the others."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -7,13 +7,13 @@ import torch.distributed as dist
 
 
 def agree(op: str, group: dist.ProcessGroup | None, describe: Callable[[], Mapping[str, Any]]) -> None:
-    """Every rank calls `describe`, which returns what must be the same everywhere, or raises. Raises on all ranks if one
+    """Calls `describe` on every rank, which returns what must be the same on all ranks, or raises. Raises on all ranks if one
     raised or two differ."""
     mine: Mapping[str, Any] | str
     error: Exception | None = None
     try:
         mine = {name: str(value) for name, value in describe().items()}
-    except Exception as caught:  # whatever it is, the other ranks wait for an answer
+    except Exception as caught:  # of any type, because the other ranks wait for an answer in any case
         error, mine = caught, str(caught) or type(caught).__name__
     all_of_them: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(all_of_them, mine, group=group)

@@ -41,7 +41,7 @@ def _folder_of(folder: AnyPath, step: int) -> pathlib.Path:
 
 
 def _fault(path: pathlib.Path) -> str | None:
-    """Why the folder is no valid checkpoint; None if it is one."""
+    """Returns why the folder is no valid checkpoint, or None if it is one."""
     try:
         marker = json.loads((path / MARKER).read_text())
         sizes = {str(name): int(size) for name, size in marker["files"].items()}
@@ -151,16 +151,16 @@ def save(
     _agree(op, group, clear)
     try:
         dcp.save(state, checkpoint_id=path, process_group=group, no_dist=not _group_is_up())
-    except CheckpointException as error:  # which is no Exception
+    except CheckpointException as error:  # CheckpointException derives from BaseException only
         raise RuntimeError(f"{op}: {path} could not be written: {error}") from error
-    _agree(op, group, dict)  # all have written
+    _agree(op, group, dict)  # wait until all ranks have written
 
     def mark() -> dict[str, object]:
         if _is_first(group):
             _write_marker(path, step, dist.get_world_size(group) if _group_is_up() else 1)
         return {}
 
-    _agree(op, group, mark)  # it is valid before any rank goes on
+    _agree(op, group, mark)  # so that no rank returns before the checkpoint is valid
     return path
 
 
@@ -186,7 +186,7 @@ def load(
     step: int | None = None,
     group: dist.ProcessGroup | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Loads the last valid checkpoint of the folder, or that of `step`; returns its step and `extra`. Every rank calls it.
+    """Loads the folder's last valid checkpoint, or that of `step`; returns its step and `extra`. Every rank must call it.
 
     >>> path = moxie.distributed.checkpoint.save(folder, 20, torch.nn.Linear(4, 4), extra={"tokens": 4096})
     >>> moxie.distributed.checkpoint.load(folder, torch.nn.Linear(4, 4))
@@ -225,13 +225,13 @@ def load(
     _agree(op, group, plan)
     try:
         dcp.load(planned, storage_reader=reader, process_group=group, no_dist=not _group_is_up())
-    except CheckpointException as error:  # which is no Exception
+    except CheckpointException as error:  # CheckpointException derives from BaseException only
         raise RuntimeError(f"{op}: {path} could not be read: {error}") from error
 
     def put() -> dict[str, object]:
         set_model_state_dict(model, state["model"])
         if optimizer is not None:
-            # What is no tensor, such as the counts of steps and learning rates, was put into the plan.
+            # Values that are no tensors, such as learning rates, were loaded into `planned`, while tensors were loaded in place.
             set_optimizer_state_dict(model, optimizer, optim_state_dict=_restored(state["optimizer"], planned["optimizer"]))
         refresh_(model)
         planned["extra"] = unpacked(planned["extra"])
@@ -242,7 +242,7 @@ def load(
 
 
 def _bytes_of_extra(op: str, saved: dict[str, Any]) -> Tensor:
-    """A tensor to load `extra` into."""
+    """Returns a tensor of the right size to load `extra` into."""
     found = saved.get("extra")
     if not isinstance(found, TensorStorageMetadata):
         raise ValueError(f"{op}: the checkpoint must hold extra as a tensor of bytes, got {type(found).__name__}")
@@ -250,14 +250,14 @@ def _bytes_of_extra(op: str, saved: dict[str, Any]) -> Tensor:
 
 
 def _restored(own: Any, loaded: Any) -> Any:
-    """`loaded` with the tensors of `own`, into which it was loaded."""
+    """Returns `loaded` with its tensors replaced by those of `own`, into whose memory they were loaded."""
     if isinstance(loaded, dict):
         return {name: _restored(own[name], value) for name, value in loaded.items()}
     return own if isinstance(own, Tensor) else loaded
 
 
 def _compare(op: str, saved: dict[str, Any], planned: dict[str, Any]) -> None:
-    """Refuses a checkpoint that lacks a tensor of the model, or has it in another shape."""
+    """Raises if the checkpoint lacks a tensor of the model, or has it in another shape."""
     for part in ("model", "optimizer"):
         if part in planned and not any(name.startswith(f"{part}.") for name in saved):
             raise ValueError(

@@ -1,4 +1,5 @@
-"""Shards that are several runs of a whole tensor, or of one that no rank knows whole, as DCP takes them."""
+"""Describes to DCP (torch.distributed.checkpoint) tensors that it cannot place itself: shards that are several runs of rows, and
+the experts of a group, which are plain tensors on each rank."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -16,7 +17,8 @@ from moxie.nn import GroupedExperts
 
 
 class Chunks(Tensor):
-    """Views of local memory, each with its place in a whole tensor. DCP asks for its three methods alone."""
+    """A tensor of which this rank holds parts: views of local memory, each with its offset in the whole. DCP calls only its three
+    methods."""
 
     parts: dict[torch.Size, Tensor]
 
@@ -57,13 +59,13 @@ class Chunks(Tensor):
 
 
 def _members(op: str, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
-    """The weights of experts of a group, by the names of the state dict, with this rank's place in the group. A weight
-    that is not among them would be saved as if every rank had the same experts."""
+    """Maps the names, in the state dict, of the weights of experts of a group to this rank's place in the group. Raises if the
+    state dict lacks one: DCP would save it as if every rank had the same experts."""
     members = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, GroupedExperts) and getattr(module, "member", None) is not None:
             for weight in ("w13", "w2") if module.b13 is None else ("w13", "w2", "b13", "b2"):
-                # As get_model_state_dict does: without the prefixes of DDP, torch.compile and checkpoint_wrapper.
+                # The names that get_model_state_dict gives: without the prefixes of DDP, torch.compile and checkpoint_wrapper.
                 members.update(dict.fromkeys(_get_fqns(model, f"{name}.{weight}".lstrip(".")), module.member))
     if missed := sorted(members.keys() - set(names)):
         raise ValueError(f"{op}: the state dict must hold all experts of a group, got none named {', '.join(missed)}")
@@ -71,11 +73,12 @@ def _members(op: str, model: nn.Module, names: Iterable[str]) -> dict[str, Any]:
 
 
 def whole_experts(op: str, model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
-    """The state dicts of model and optimizer, with Chunks for what DCP cannot place. They share memory with the model."""
+    """Returns the state dicts of model and optimizer, with Chunks in place of tensors that DCP cannot place. They share memory
+    with those."""
     members = _members(op, model, state["model"])
 
     def placed(name: str, value: Any) -> Any:
-        # Of three dims: weights of experts. Of two: their biases, which only a group splits.
+        # Only weights of experts (three dims) can need Chunks, and their biases (two dims) if a group splits the experts.
         if not isinstance(value, Tensor) or not (value.dim() == 3 or (value.dim() == 2 and name in members)):
             return value
         return _chunks_of(value, members.get(name))
@@ -91,7 +94,8 @@ def whole_experts(op: str, model: nn.Module, state: dict[str, Any]) -> dict[str,
 
 
 def _chunks_of(value: Tensor, member: Any) -> Any:
-    """`member`: the place of this rank in the group that shares the experts, if one does."""
+    """Returns Chunks for a tensor that DCP cannot place, any other tensor as it is. `member` is this rank's place in the group
+    that splits the experts, or None."""
     strided = [dim for dim, one in enumerate(value.placements) if is_gate_up_shard(one)] if isinstance(value, DTensor) else []
     if not strided and member is None:
         return value
@@ -109,6 +113,6 @@ def _chunks_of(value: Tensor, member: Any) -> Any:
     assert isinstance(value, DTensor)
     hidden, rank = shape[1] // 2, value.device_mesh.get_local_rank(strided[0])
     share = hidden // value.device_mesh.size(strided[0])
-    places = (rank * share, hidden + rank * share)  # of its gates and of its ups
+    places = (rank * share, hidden + rank * share)  # the first rows of its gates and of its ups
     halves = (local[:, :share], local[:, share:])
     return Chunks(torch.Size(shape), [((offset[0], place, offset[2]), half) for place, half in zip(places, halves)])

@@ -1,4 +1,5 @@
-"""The `extra` of a checkpoint as one tensor of bytes. Loading it runs no code: torch's unpickler takes known types alone."""
+"""Packs the `extra` of a checkpoint into one tensor of bytes. Loading it runs no code, because torch's unpickler takes known
+types only."""
 
 import io
 from typing import Any
@@ -10,7 +11,7 @@ from torch.utils import _pytree
 
 
 def packed(op: str, extra: dict[str, Any] | None) -> Tensor:
-    """uint8 [bytes]. Refuses what `unpacked` could not give back."""
+    """Returns `extra` as uint8 [bytes]. Raises if `unpacked` could not restore it."""
     if any(isinstance(leaf, DTensor) for leaf in _pytree.tree_leaves(extra)):
         raise ValueError(f"{op}: extra must hold no DTensor, of which one rank has a part alone, got one")
     file = io.BytesIO()
@@ -18,7 +19,7 @@ def packed(op: str, extra: dict[str, Any] | None) -> Tensor:
         torch.save(extra or {}, file)
         data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
         unpacked(data)
-    except Exception as error:  # pickle has no error type of its own for all that it refuses
+    except Exception as error:  # pickle raises errors of many types for values that it refuses
         raise ValueError(f"{op}: extra must hold what torch.load(weights_only=True) takes, got {error}") from error
     return data
 

@@ -1,4 +1,4 @@
-"""FSDP2 that gathers weights in FP8: half the bytes of bf16, from shards that stay in f32 or bf16.
+"""Makes FSDP2 gather weights in FP8, half the bytes of bf16. The shards stay in f32 or bf16.
 
 Each rank quantizes its shard in square blocks, and every rank decodes what it gathers. The decoded weight holds e4m3 times a
 power of two, which bf16 and f32 hold exactly, and quantizing it again in the same or smaller blocks changes no value: so forward
@@ -62,9 +62,9 @@ def _group_of(model: nn.Module):
 
 
 def _params_of(module: FSDPModule) -> list[Any]:
-    """FSDP2's own record of each parameter that the module gathers."""
+    """Returns FSDP2's own records of the parameters that the module gathers."""
     state = module._get_fsdp_state()
-    groups = getattr(state, "_fsdp_param_groups", None)  # of newer torch; there was one group before
+    groups = getattr(state, "_fsdp_param_groups", None)  # newer versions of torch have several groups, older ones have one
     if groups is None:
         groups = [group for group in [state._fsdp_param_group] if group is not None]
     return [param for group in groups for param in group.fsdp_params]
@@ -75,7 +75,7 @@ def sharded_parameters(model: nn.Module) -> list[Any]:
 
 
 def _recipe_of(module: nn.Module, name: str) -> str | None:
-    """The recipe that multiplies by the parameter, if one does."""
+    """Returns the recipe of the products with the parameter, or None if Moxie does not multiply by it."""
     if isinstance(module, MXLinear):
         return module.conversion.recipe if name == "weight" else None
     if isinstance(module, GroupedExperts):
@@ -108,7 +108,7 @@ def _has_blocks(recipe: str) -> bool:
 
 
 def _checked(fqn: str, param: Any, text: str, block: SquareBlock | None) -> SquareBlock:
-    """The block to gather the parameter in."""
+    """Returns the block in which to gather the parameter. Raises if that would lose accuracy or cut a block."""
     recipe = Recipe.from_name(text)
     rows, cols = (int(side) for side in recipe.weights.split("x"))
     block = ("128x128" if max(rows, cols) == 128 else "32x32") if block is None else block
@@ -137,12 +137,13 @@ def _checked(fqn: str, param: Any, text: str, block: SquareBlock | None) -> Squa
 
 
 def _attach(param: Any, block: SquareBlock) -> None:
-    """Gives FSDP2's hooks to the parameter's local shard, as attributes: its type stays plain, and so does the state dict."""
+    """Sets FSDP2's hooks fsdp_pre_all_gather and fsdp_post_all_gather as attributes of the parameter's local shard. The shard
+    stays a plain tensor, and the state dict does not change."""
     local = param._sharded_local_tensor
     rule = Recipe.from_name(_recipe_of(param._module_info.module, param._module_info.param_name) or "").rule
 
     def pre(mesh, outer_size, outer_stride, module, mp_policy):
-        # Read through the parameter: what is loaded or moved later is another tensor than the one at hand now.
+        # Read the shard anew each time, because loading or moving the model replaces it.
         shard = param._sharded_local_tensor.detach()
         qdata, scale = quantize_rowwise(_stacked(shard), block=block, rule=rule)
         return (qdata.view(torch.uint8), scale.view(torch.uint8)), (tuple(outer_size), scale.shape)
@@ -159,7 +160,7 @@ def _attach(param: Any, block: SquareBlock) -> None:
             return weight, (weight,)
         target = out._local_tensor if isinstance(out, DTensor) else out
         with torch.no_grad(), torch.autograd._unsafe_preserve_version_counter(target):
-            target.copy_(weight)  # from the second gather on, FSDP2 keeps the parameter and looks at no result
+            target.copy_(weight)  # from the second gather on, FSDP2 keeps its parameter and ignores what this returns
         return None
 
     local.fsdp_pre_all_gather, local.fsdp_post_all_gather = pre, post
@@ -171,13 +172,15 @@ def _stacked(shard: Tensor) -> Tensor:
 
 
 def _scale_shape(matrices: tuple[int, ...], of_shard: torch.Size) -> tuple[int, int, int]:
-    """That of the whole weight: ranks join whole matrices, or whole blocks of rows of one matrix."""
+    """Returns the shape of the whole weight's scales, given that of a shard's: ranks join whole matrices, or blocks of rows of
+    one matrix."""
     return (matrices[0], -1, of_shard[2])
 
 
 def _attach_before_forward(module: nn.Module, params: list[tuple[str, Any, SquareBlock]]) -> None:
-    """Attaches the hooks again where loading or moving the model has replaced a local shard. Refuses a model that was converted
-    otherwise since, whose products would multiply by weights that were rounded for the old recipe."""
+    """Before each forward of the module, sets the hooks again where loading or moving the model has replaced a local shard.
+    Raises if the model was converted otherwise since: its products would multiply by weights that were rounded for the old
+    recipe."""
 
     def attach(*_) -> None:
         for fqn, param, block in params:

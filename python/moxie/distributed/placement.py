@@ -41,7 +41,7 @@ def is_gate_up_shard(placement: Placement) -> bool:
 
 
 def mesh_of(op: str, **tensors: Tensor | None) -> DeviceMesh:
-    """The mesh of the DTensors among the arguments, which must be one."""
+    """Returns the mesh of the DTensors among the arguments. Raises if they are on different meshes."""
     first: tuple[str, DeviceMesh] | None = None
     for name, tensor in tensors.items():
         if not isinstance(tensor, DTensor):
@@ -67,12 +67,12 @@ def dim_name(mesh: DeviceMesh, dim: int) -> str:
 
 
 def placements_of(tensor: Tensor, mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """Those of a DTensor. A plain tensor counts as the same on every rank."""
+    """Returns the placements of a DTensor. A plain tensor counts as replicated: the same on every rank."""
     return tensor.placements if isinstance(tensor, DTensor) else (Replicate(),) * mesh.ndim
 
 
 def split_of(op: str, name: str, placement: Placement, dims: int = 3) -> Split:
-    """What a placement of weights, [G, N, K] or with `dims` 2 [N, K], means for the product."""
+    """Returns what a placement of weights [G, N, K] (of [N, K] if `dims` is 2) means for the product."""
     if isinstance(placement, Replicate):
         return "none"
     if isinstance(placement, Shard) and not isinstance(placement, _StridedShard):
@@ -83,7 +83,7 @@ def split_of(op: str, name: str, placement: Placement, dims: int = 3) -> Split:
 
 @torch.compiler.assume_constant_result
 def block_of(recipe: str) -> int:
-    """The elements of a sharded dim that share a scale in some pass; 1 where none do."""
+    """Returns how many elements along a sharded dim share a scale, at most, in any pass; 1 if none do."""
     if recipe.partition(":")[0] == "identity":
         return 1
     parsed = Recipe.from_name(recipe)
@@ -94,7 +94,7 @@ def block_of(recipe: str) -> int:
 
 
 def check_shards(op: str, name: str, size: int, mesh: DeviceMesh, dim: int, recipe: str, what: str) -> None:
-    """Refuses shards of a dim of `size` elements that cut a block, or that are not the same on every rank."""
+    """Raises if a dim of `size` elements cannot be sharded over a mesh dim without cutting a block, or into equal shards."""
     ranks, block = mesh.size(dim), block_of(recipe)
     if ranks == 1:
         return

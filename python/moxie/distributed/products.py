@@ -1,4 +1,4 @@
-"""The products on DTensors: each rank multiplies its shards, and DTensor joins or adds up what they give.
+"""Products on DTensors: each rank multiplies its shards, and DTensor joins the results or adds them up.
 
 The ops have no sharding rules. DTensor would ask for them below autograd, for every op of forward and backward; here the whole
 product, with its backward, runs on local tensors, and the placements of operands and gradients follow from that of the weights.
@@ -28,7 +28,7 @@ from moxie.distributed.placement import (
 
 
 def to_local(tensor: Tensor, mesh: DeviceMesh, wanted: Placements, grads: Placements) -> Tensor:
-    """The rank's part of the tensor, placed as wanted; its gradient comes back placed as `grads`."""
+    """Returns this rank's part of the tensor, placed as `wanted`. In backward, its gradient is taken to be placed as `grads`."""
     if not isinstance(tensor, DTensor):
         tensor = DTensor.from_local(tensor, mesh, [Replicate()] * mesh.ndim, run_check=False)
     if tuple(tensor.placements) != tuple(wanted):
@@ -54,7 +54,7 @@ def _refuse(op: str, **given: Any) -> None:
 
 
 def _whole(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
-    """The local form of indices, which every rank must hold whole."""
+    """Returns indices, such as offs, as a local tensor. Raises if they are sharded."""
     if not isinstance(tensor, DTensor):
         return tensor
     if not all(isinstance(placement, Replicate) for placement in tensor.placements):
@@ -63,7 +63,7 @@ def _whole(op: str, name: str, tensor: Tensor | None) -> Tensor | None:
 
 
 class _ExpertRows:
-    """Rows of all experts, and the run of them that belongs to the experts of this rank. Nothing waits for offs."""
+    """Finds this rank's rows among those of all experts, if experts are sharded. Nothing waits for offs."""
 
     def __init__(self, offs: Tensor, first: int, count: int):
         self.start = offs[first - 1].long() if first else torch.zeros((), dtype=torch.long, device=offs.device)
@@ -76,7 +76,7 @@ class _ExpertRows:
         return rows.index_select(0, order)
 
     def take(self, rows: Tensor) -> Tensor:
-        """The rank's rows first. Those behind offs[-1] belong to no group."""
+        """Rotates the rows so that this rank's come first. The others, past the last end of `offs`, are then in no group."""
         return self._roll(rows, self.start)
 
     def put_back(self, rows: Tensor) -> Tensor:
@@ -112,11 +112,12 @@ def grouped_mm(
     given = placements_of(x, mesh)
     to: dict[str, list[Placement]] = {name: [] for name in ("x", "y", "dx", "w", "dw", "bias", "dbias")}
     add_bias, expert_dims = True, []
-    row: tuple[Placement, ...]  # of x, y, dx, w, dw
+    row: tuple[Placement, ...]  # the placements of x, y, dx, w, dw
     of_bias: tuple[Placement, ...]
     for dim, placement in enumerate(placements_of(w, mesh)):
         split = split_of(op, "w", placement)
-        on_rows = isinstance(given[dim], Shard) and given[dim].is_shard(0)  # of x: sequence parallel
+        # Whether x is sharded by rows, as in sequence parallelism.
+        on_rows = isinstance(given[dim], Shard) and given[dim].is_shard(0)
         joins_rows = on_rows and (split != "none" or offs is not None or w.shape[0] > 1)
         if split == "none":
             as_x = Shard(0) if on_rows and not joins_rows else Replicate()
@@ -130,7 +131,8 @@ def grouped_mm(
             check_shards(op, "w", w.shape[2], mesh, dim, recipe, "columns")
             row = (Shard(1), Partial(), Shard(1), Shard(2), Shard(2))
             of_bias = (Replicate(), Partial())
-            add_bias = add_bias and mesh.get_local_rank(dim) == 0  # once in the sum
+            # Results are added up over the ranks, and the bias must be added once.
+            add_bias = add_bias and mesh.get_local_rank(dim) == 0
         else:
             expert_dims.append(dim)
             row = (Replicate(), Partial(), Partial(), Shard(0), Shard(0))
@@ -141,7 +143,7 @@ def grouped_mm(
     local_bias = None
     if bias is not None:
         local_bias = to_local(bias, mesh, to["bias"], to["dbias"])
-        local_bias = local_bias if add_bias else local_bias * 0  # so that it has a gradient on every rank
+        local_bias = local_bias if add_bias else local_bias * 0  # times 0, so that the bias has a gradient on every rank
     if expert_dims:
         rows = _expert_rows(op, w, mesh, expert_dims, offs)
         y = rows.put_back(gemm.grouped_mm(rows.take(local_x), local_w, rows.offs, recipe=recipe, bias=local_bias, dtype=dtype))
@@ -151,13 +153,14 @@ def grouped_mm(
 
 
 def linear(x: Tensor, w: Tensor, bias: Tensor | None, *, recipe: str) -> Tensor:
-    """MXLinear: x [.., K] and w [N, K]. Tokens may be sharded over any leading dim where the weight is whole."""
+    """Computes MXLinear's product for DTensors x [.., K] and w [N, K]. If w is replicated, x may be sharded over any of its
+    leading dims."""
     op, last = "MXLinear", x.dim() - 1
     mesh = mesh_of(op, x=x, weight=w, bias=bias)
     given = placements_of(x, mesh)
     to: dict[str, list[Placement]] = {name: [] for name in ("x", "y", "dx", "w", "dw", "bias", "dbias")}
     add_bias = True
-    row: tuple[Placement, ...]  # in the order of `to`
+    row: tuple[Placement, ...]  # the placements, in the order of `to`
     for dim, placement in enumerate(placements_of(w, mesh)):
         split = split_of(op, "weight", placement, dims=2)
         if split == "out":
@@ -166,7 +169,8 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, *, recipe: str) -> Tensor:
         elif split == "in":
             check_shards(op, "weight", w.shape[1], mesh, dim, recipe, "columns")
             row = (Shard(last), Partial(), Shard(last), Shard(1), Shard(1), Replicate(), Partial())
-            add_bias = add_bias and mesh.get_local_rank(dim) == 0  # once in the sum
+            # Results are added up over the ranks, and the bias must be added once.
+            add_bias = add_bias and mesh.get_local_rank(dim) == 0
         elif isinstance(given[dim], Shard) and not given[dim].is_shard(last):
             row = (given[dim], given[dim], given[dim], Replicate(), Partial(), Replicate(), Partial())
         else:
@@ -176,13 +180,14 @@ def linear(x: Tensor, w: Tensor, bias: Tensor | None, *, recipe: str) -> Tensor:
     local_x, local_w = to_local(x, mesh, to["x"], to["dx"]), to_local(w, mesh, to["w"], to["dw"])
     local_bias = None if bias is None else to_local(bias, mesh, to["bias"], to["dbias"])
     if local_bias is not None and not add_bias:
-        local_bias = local_bias * 0  # so that it has a gradient on every rank
+        local_bias = local_bias * 0  # times 0, so that the bias has a gradient on every rank
     y = gemm.grouped_mm(local_x.reshape(-1, local_x.shape[-1]), local_w.unsqueeze(0), recipe=recipe, bias=local_bias)
     return as_dtensor(y.reshape(*local_x.shape[:-1], y.shape[-1]), mesh, to["y"], *x.shape[:-1], w.shape[0])
 
 
 def _expert_placements(op: str, w13: Tensor, w2: Tensor, mesh: DeviceMesh, recipe: str) -> tuple[list[Placement], list[int]]:
-    """The placements of y and of the gradients of x and weights, and the dims of the mesh over which experts are sharded."""
+    """Returns the placements of y and of the gradients of x and of the routing weights (they are the same), and the mesh dims
+    over which experts are sharded."""
     summed: list[Placement] = []
     expert_dims: list[int] = []
     for dim, (one, two) in enumerate(zip(placements_of(w13, mesh), placements_of(w2, mesh))):
@@ -219,7 +224,7 @@ def expert_mlp(
     unsupported: dict[str, Any],
     **options: Any,
 ) -> Tensor:
-    """`options` go to the op as they are; what is in `unsupported` must be None."""
+    """Computes moxie.expert_mlp with weights that are DTensors. `options` are passed on; all in `unsupported` must be None."""
     op = "expert_mlp"
     _refuse(op, **unsupported)
     mesh = mesh_of(op, x=x, w13=w13, w2=w2, offs=offs, slot_of=slot_of, row_of=row_of, weights=weights)
@@ -252,7 +257,7 @@ def expert_mlp_over_group(
     recipe: str,
     exchange: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor],
 ) -> Tensor:
-    """Experts of an `ep_group` whose hidden features are sharded. `exchange` takes x, w13, w2 and weights of this rank."""
+    """Runs experts of an `ep_group` whose hidden features are sharded. `exchange` gets x, w13, w2 and weights of this rank."""
     op = "ParallelExperts"
     mesh = mesh_of(op, w13=w13, w2=w2)
     summed, expert_dims = _expert_placements(op, w13, w2, mesh, recipe)
@@ -266,7 +271,7 @@ def expert_mlp_over_group(
 
 
 def on_whole_tokens(layer: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The layer of a DTensor x: every rank routes all tokens, and experts that are DTensors split the work."""
+    """Calls the layer with a DTensor x: every rank routes all tokens, and experts that are DTensors split the work."""
     assert isinstance(x, DTensor)
     mesh, everywhere = x.device_mesh, [Replicate()] * x.device_mesh.ndim
     y = layer(to_local(x, mesh, everywhere, everywhere))

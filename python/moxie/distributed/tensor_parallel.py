@@ -54,7 +54,8 @@ class ExpertTensorParallel(ParallelStyle):
         return module
 
     def _take(self, mesh: DeviceMesh, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        """Gives the module x whole and plain. Its gradient is whole on every rank, too: the products add it up."""
+        """Replaces x by the whole of it, as a plain tensor. Its gradient is whole on every rank, because the products have added
+        it up."""
         x: Tensor = args[0] if args else kwargs["x"]
         if not isinstance(x, DTensor):
             x = DTensor.from_local(x, mesh, [self.input_layouts], run_check=False)
@@ -107,7 +108,7 @@ def shard_experts_(experts: GroupedExperts, mesh: DeviceMesh) -> None:
     """Replaces the weights by DTensors that hold this rank's hidden features. Rank 0 of the mesh gives the values."""
     for name, placement in (("w13", gate_up_shard()), ("w2", Shard(2))):
         weight = getattr(experts, name)
-        # The strided placement cannot be scattered to: each rank cuts its own from rank 0's values.
+        # torch cannot scatter to a strided placement, so every rank gets rank 0's whole values and cuts out its own.
         whole = distribute_tensor(weight.detach(), mesh, [Replicate()])
         sharded = whole.redistribute(mesh, [placement])
         experts.register_parameter(name, nn.Parameter(sharded, requires_grad=weight.requires_grad))

@@ -1,4 +1,4 @@
-"""Moxie inside TorchTitan: the experts and the linears of its models in MXFP8, and the tokens between ranks (docs/TORCHTITAN.md).
+"""Uses Moxie inside TorchTitan: for experts and linears in MXFP8, and for sending tokens between ranks (docs/TORCHTITAN.md).
 
 With TorchTitan 0.3 from the command line, without a line of code:
 

@@ -1,4 +1,4 @@
-"""Which experts, linears and token dispatchers of a TorchTitan 0.3 model are replaced, by name, and the line that reports it."""
+"""Chooses by name which experts, linears and token dispatchers of a TorchTitan 0.3 model are replaced, and logs what was done."""
 
 import collections
 import re
@@ -20,7 +20,8 @@ from moxie.torchtitan.replace import obstacle_of, quantized_experts, quantized_l
 
 
 class Choice:
-    """One override, or one converter, at work: it is given every config of its kind by name, and gives what takes its place.
+    """The choices of one override or one converter. It is given each config of its kind with its name, and returns the config
+    that takes its place, or the same one.
 
     `fqns` are parts of names: what contains one of them is chosen, and with none everything is. Linears whose whole name matches
     a pattern of `skip` are left alone. The default of `skip` without `fqns` is that of `quantize_`: `moxie.LM_SKIP`, and linears
@@ -68,7 +69,7 @@ class Choice:
         return replacement()
 
     def finish(self, kind: str) -> None:
-        """Logs what was done. Refuses a part of a name that no name has, and a choice of nothing."""
+        """Logs what was replaced. Raises if an entry of `fqns` or `skip` matches no name, or if nothing was replaced."""
         names = [*self.replaced, *self.left_alone]
         for part in self.fqns:
             if not any(part in fqn for fqn in names):

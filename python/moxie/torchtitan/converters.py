@@ -1,4 +1,5 @@
-"""The overrides as converters, for a config_registry of TorchTitan 0.3: `model_registry(flavor, converters=[...])`."""
+"""The overrides of overrides.py as converters, for a config_registry of TorchTitan 0.3: `model_registry(flavor,
+converters=[...])`."""
 
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ from moxie.torchtitan.replace import takes_tokens
 
 
 def _replace_all(model_config, target: type, replacement):
-    """Puts replacement(config, name) in the place of every config of the target's type."""
+    """Replaces every config of the type `target` by replacement(config, name)."""
     for fqn, config, parent, attr in list(model_config.traverse(target)):
         new = replacement(config, fqn)
         if parent is None:
@@ -28,14 +29,15 @@ def _replace_all(model_config, target: type, replacement):
 
 
 def _tell_dispatchers(model_config) -> None:
-    """Tells the dispatchers of Moxie which experts take tokens. Called by both converters: the order of the two is the user's."""
+    """Tells Moxie's dispatchers which experts take tokens. Both converters call it, because the user decides which of them runs
+    first."""
     for _, block, _, _ in model_config.traverse(RoutedExperts.Config):
         if isinstance(block.token_dispatcher, MoxieTokenDispatcher.Config):
             block.token_dispatcher.experts_take_tokens = takes_tokens(block.inner_experts)
 
 
 class MoxieGroupedExpertsConverter(QuantizationConverter):
-    """Experts through Moxie: w1 and w3 in one product, with SwiGLU and w2 in one node. Parameters keep their names."""
+    """Makes experts multiply through Moxie, in one autograd node with one product for w1 and w3. Parameters keep their names."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(QuantizationConverter.Config):
@@ -54,7 +56,7 @@ class MoxieGroupedExpertsConverter(QuantizationConverter):
 
 
 class MoxieLinearConverter(QuantizationConverter):
-    """Linears as MXLinear, but for those of the skip list."""
+    """Makes linears MXLinear, except those on the skip list."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(QuantizationConverter.Config):
@@ -74,7 +76,8 @@ class MoxieLinearConverter(QuantizationConverter):
 
 
 class MoxieTokenDispatcherConverter(QuantizationConverter):
-    """Token dispatchers that send x and dy in FP8, each token once to a rank. The experts stay as they are."""
+    """Replaces token dispatchers by Moxie's, which send x and dy in FP8, and each token at most once to a rank. The experts do
+    not change."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(QuantizationConverter.Config):

@@ -1,4 +1,4 @@
-"""Moxie's exchange as a token dispatcher of TorchTitan 0.3.
+"""A token dispatcher for TorchTitan 0.3 that exchanges tokens as Moxie's own layers do.
 
 TorchTitan calls dispatch, then the experts, then combine. Where the experts are Moxie's fused ones, dispatch hands them the
 tokens with their route, and one node of autograd does all three; elsewhere `exchange.py` moves rows around TorchTitan's experts.
@@ -20,7 +20,7 @@ from moxie.torchtitan import exchange
 
 @dataclass(frozen=True)
 class RoutedTokens:
-    """Tokens [T, D] with the route to their experts: what fused experts take in place of rows."""
+    """Tokens [T, D] with the route to their experts, which Moxie's fused experts take in place of permuted rows."""
 
     x: Tensor
     weights: Tensor  # f32 [T, k]
@@ -31,7 +31,7 @@ class RoutedTokens:
     wire: Wire | None
 
     def through(self, w13: Tensor, w2: Tensor, recipe: str) -> Tensor:
-        """The weighted sums [T, D] of what the experts make of the tokens, in the dtype of x."""
+        """Runs the experts on the tokens. Returns the weighted sum of each token's results, [T, D], in the dtype of x."""
         if not self.group:
             y = expert_mlp(
                 self.x.bfloat16(),
@@ -63,14 +63,14 @@ class RoutedTokens:
 
 
 class MoxieTokenDispatcher(AllToAllTokenDispatcher):
-    """x and dy travel in FP8, results as they are; a token goes to a rank once, one message to each rank, and nothing is padded.
-    The rows of an expert are in order of rank and token."""
+    """Sends x and dy in FP8 and results unquantized. A token goes to each rank at most once, in one message per rank, and nothing
+    is padded. Each expert gets its rows in order of rank and token."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(AllToAllTokenDispatcher.Config):
         wire: Wire | None = None  # None: what suits the recipe
         recipe: str = DEFAULT_RECIPE  # how x and dy are quantized on their way to experts that are not Moxie's
-        experts_take_tokens: bool = False  # they are Moxie's, and fused
+        experts_take_tokens: bool = False  # whether the experts are Moxie's fused ones
 
     def __init__(self, config: Config):
         super().__init__(config)
@@ -98,7 +98,7 @@ class MoxieTokenDispatcher(AllToAllTokenDispatcher):
 
     def combine(self, routed_output_RD: Tensor, metadata: Any, x_TD: Tensor) -> Tensor:
         if isinstance(metadata, RoutedTokens):
-            return routed_output_RD  # the experts have summed it up
+            return routed_output_RD  # the fused experts have added up each token's results
         if isinstance(metadata, exchange.Sent):
             return exchange.combine(routed_output_RD, metadata).type_as(x_TD)
         return super().combine(routed_output_RD, metadata, x_TD)

@@ -1,4 +1,4 @@
-"""The exchange around experts that are TorchTitan's own: tokens go to the ranks of their experts, and rows come back.
+"""Exchanges tokens for experts that are TorchTitan's own: tokens go to the ranks of their experts, and rows come back.
 
 Where the experts are Moxie's, one node exchanges and multiplies (`moxie.nn.MoE` over a group has the same one), and nothing here
 is called. The messages here are of the same form: a token goes to a rank once, in FP8 or as it is; each pair of token and expert
@@ -17,13 +17,13 @@ from moxie.ops import Block, Rule, dequantize_rowwise, quantize_rowwise
 from moxie.recipe import Recipe
 
 OP = "moxie.torchtitan.dispatch"
-_ROW_ALIGNMENT = 16  # bytes, as in moxie/core/layout/wire.h
-_PAIR_BYTES = 8  # int32 row in the message, f32 weight
+_ROW_ALIGNMENT = 16  # bytes to which rows are padded, as in moxie/core/layout/wire.h
+_PAIR_BYTES = 8  # an int32 row in the message, and an f32 weight
 
 
 @dataclass(frozen=True)
 class Wire:
-    """How x and dy travel: quantized in blocks of a row, or as they are (block is None)."""
+    """The form in which x and dy are sent: quantized in blocks of a row, or unquantized (block is None)."""
 
     block: Block | None = None
     rule: Rule = "rceil"
@@ -34,7 +34,7 @@ class Wire:
         return Wire(made.activations, made.rule) if wire == "fp8" else Wire()
 
     def to_bytes(self, x: Tensor) -> Tensor:
-        """x [T, D] as rows of bytes: elements, scales, and what fills up a row."""
+        """Returns x [T, D] as rows of bytes: elements, scales, and padding."""
         if self.block:
             parts = [part.view(torch.uint8) for part in quantize_rowwise(x, block=self.block, rule=self.rule)]
         else:
@@ -43,7 +43,7 @@ class Wire:
         return torch.cat([*parts, parts[0].new_zeros(len(x), padding)], dim=1)
 
     def from_bytes(self, rows: Tensor, dim: int, dtype: torch.dtype) -> Tensor:
-        """The inverse of to_bytes; what was quantized comes back as the product would decode it."""
+        """The inverse of to_bytes. Quantized values are decoded, as a product would decode them."""
         if not self.block:
             return rows[:, : dim * dtype.itemsize].contiguous().view(dtype)
         scales = -(-dim // int(self.block.partition("x")[2]))
@@ -68,31 +68,32 @@ def all_to_all(group: dist.ProcessGroup, x: Tensor, outgoing: list[int], incomin
 
 @dataclass
 class Traffic:
-    """What this rank sends to each rank, or gets from it."""
+    """How many tokens, and how many pairs of token and expert, this rank sends to each rank or gets from it."""
 
     tokens: list[int]
-    pairs: list[int]  # of token and expert
+    pairs: list[int]  # pairs of token and expert
 
 
 @dataclass
 class Places:
-    """Where the rows of one call are, on this rank as the sender of tokens and as the holder of experts."""
+    """Where the rows of one call lie on this rank, as the sender of its tokens and as the holder of its experts."""
 
     group: dist.ProcessGroup
     num_tokens: int
     outgoing: Traffic
     incoming: Traffic
-    slot_of: Tensor  # of this rank's pairs, in order of expert and token
+    slot_of: Tensor  # the slot of each of this rank's pairs, in order of expert and token
     row_of: Tensor
-    token_of: Tensor  # the tokens that leave, by rank
-    row_in_message: Tensor  # of the token of each pair that leaves
-    arrival_of: Tensor  # of each row of the experts, the pair that arrived
+    token_of: Tensor  # the tokens that are sent, in order of the receiving rank
+    row_in_message: Tensor  # for each pair that is sent, the row of its token in the message
+    arrival_of: Tensor  # for each row of the local experts, the number of its pair among those that arrived
     row_of_arrival: Tensor
     counts: Tensor  # rows of each local expert
 
 
 def exchange_counts(group: dist.ProcessGroup, ids: Tensor, num_experts: int) -> Places:
-    """ids [T, k], of all experts -> places. Sizes of messages are needed on the host: one copy of counts waits for the device."""
+    """Works out from ids [T, k], the experts of this rank's tokens, where rows go, and exchanges counts. The host needs the sizes
+    of messages, so one copy of counts waits for the device."""
     world, (num_tokens, top_k) = group.size(), ids.shape
     local = num_experts // world
     offs, slot_of, row_of = route(ids.int(), num_experts)
@@ -110,7 +111,7 @@ def exchange_counts(group: dist.ProcessGroup, ids: Tensor, num_experts: int) -> 
     slots = slot_of.long()
     row_in_message = row[rank_of.flatten()[slots], slots // top_k]
 
-    # Pairs arrive by (rank, expert), and the rows of experts are by (expert, rank).
+    # Pairs arrive in order of (rank, expert), while the experts' rows are in order of (expert, rank).
     by_rank = got[:, :local].long()
     arrival = (by_rank.flatten().cumsum(0) - by_rank.flatten()).view(world, local).t().flatten()
     lengths = by_rank.t().flatten()
@@ -125,7 +126,8 @@ def exchange_counts(group: dist.ProcessGroup, ids: Tensor, num_experts: int) -> 
 
 
 def _send_tokens(places: Places, rows: Tensor, pairs: Tensor, what: str) -> tuple[Tensor, Tensor]:
-    """One message to each rank: rows uint8 [tokens that leave, width], then pairs uint8 [pairs, width]. Gives those that came."""
+    """Sends one message to each rank: rows uint8 [tokens that are sent, width], then pairs uint8 [pairs, width]. Returns the rows
+    and pairs that arrive."""
     out, into, widths = places.outgoing, places.incoming, (rows.shape[1], pairs.shape[1])
 
     def sizes(traffic: Traffic) -> list[int]:
@@ -139,7 +141,8 @@ def _send_tokens(places: Places, rows: Tensor, pairs: Tensor, what: str) -> tupl
 
 
 def _send_rows_back(places: Places, rows: Tensor, what: str) -> Tensor:
-    """Rows of the local experts -> rows of this rank's pairs, as slot_of orders them."""
+    """Sends the rows of the local experts back to their tokens' ranks. Returns the rows of this rank's pairs, in the order of
+    slot_of."""
     in_order = rows.index_select(0, places.row_of_arrival)
     as_bytes = in_order.contiguous().view(torch.uint8)
     got = all_to_all(places.group, as_bytes, places.incoming.pairs, places.outgoing.pairs, what)
@@ -195,7 +198,7 @@ class _Combine(torch.autograd.Function):
 
 @dataclass
 class Sent:
-    """What combine needs of a dispatch."""
+    """What combine() needs to know about the dispatch."""
 
     places: Places
     wire: Wire
@@ -207,12 +210,14 @@ class Sent:
 def dispatch(
     group: dist.ProcessGroup, x: Tensor, weights: Tensor, ids: Tensor, num_experts: int, wire: Wire
 ) -> tuple[Tensor, Sent]:
-    """Rows [R, D] of the local experts, in order of expert, rank and token. Differentiable in x."""
+    """Sends tokens x [T, D] to the ranks of their experts. Returns the rows [R, D] of the local experts, in order of expert, rank
+    and token. Differentiable in x."""
     places = exchange_counts(group, ids, num_experts)
     rows, row_weights, row_token = _Dispatch.apply(x, weights.detach(), places, wire)
     return rows, Sent(places, wire, weights, row_weights, row_token)
 
 
 def combine(rows: Tensor, sent: Sent) -> Tensor:
-    """The weighted sum of each token's results, [T, D]. Differentiable in rows and in the weights."""
+    """Sends rows back to their tokens' ranks. Returns the weighted sum of each token's results, [T, D]. Differentiable in rows
+    and in the weights."""
     return _Combine.apply(rows, sent.weights, sent.row_weights, sent.row_token, sent.places, sent.wire)

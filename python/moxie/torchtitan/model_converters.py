@@ -44,7 +44,7 @@ class Moxie:
 
 @dataclass
 class JobConfig:
-    """What `--job.custom_config_module=moxie.torchtitan` adds to TorchTitan's."""
+    """The fields that `--job.custom_config_module=moxie.torchtitan` adds to TorchTitan's config."""
 
     moxie: Moxie = field(default_factory=Moxie)
 
@@ -54,7 +54,8 @@ def _parts(fqns: list[str] | str) -> list[str]:
 
 
 class _Converter:
-    """What TorchTitan 0.2 calls: it has the job's config, then the model before it is sharded."""
+    """The base of both converters. TorchTitan 0.2 makes one from the job's config, then calls convert() with the model before it
+    is sharded."""
 
     name = ""
     fqns: list[str]
@@ -71,7 +72,7 @@ class _Converter:
         logger.info(f"{self.name}: {str(report).splitlines()[0]}")
 
     def post_optimizer_hook(self, model: nn.Module | list[nn.Module]) -> None:
-        """Nothing is kept that a step makes stale."""
+        """Does nothing, because there are no weight caches that a step would make stale."""
 
 
 class ExpertsConverter(_Converter):

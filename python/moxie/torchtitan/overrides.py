@@ -22,7 +22,7 @@ _PACKAGE = __package__  # where users name the overrides
 
 
 class _Round:
-    """What the factories of one call of apply_overrides have replaced, by the name of the module that holds it."""
+    """What the factories have replaced in one call of TorchTitan's apply_overrides, by the name of the module that holds it."""
 
     def __init__(self) -> None:
         self.began = False
@@ -40,9 +40,9 @@ class _Round:
 
 
 class _ByName(Override):
-    """An override that knows the name of the config that its factory is given."""
+    """An override that knows the name of each config that its factory is given."""
 
-    round = _Round()  # of all overrides together
+    round = _Round()  # shared by all overrides
 
     def __init__(self, target: type, factory, description: str):
         super().__init__(target, factory, None, description, _PACKAGE)
@@ -50,23 +50,24 @@ class _ByName(Override):
         self.choice: Choice | None = None
 
     def matches(self, fqn: str) -> bool:
-        fqn = fqn.removeprefix("model_spec.model.")  # the trainer's config holds the model's
-        if _ByName.round.began:  # names of all overrides come before the first factory is called
+        fqn = fqn.removeprefix("model_spec.model.")  # the trainer's config holds the model's under this name
+        # All names are asked about before the first factory is called, so this is another call of apply_overrides.
+        if _ByName.round.began:
             _ByName.round = _Round()
-        if self.choice is not None or fqn in self.names:  # an earlier round ended in an error
+        if self.choice is not None or fqn in self.names:  # left over from a call that ended in an error
             self.names.clear()
             self.choice = None
         self.names.append(fqn)
         return True
 
     def next_name(self, choice: Choice) -> tuple[Choice, str]:
-        """The name of the next config, and the choice of this round, which `choice` is if there is none yet."""
+        """Returns the name of the next config, and this call's choice, which is `choice` if there is none yet."""
         self.choice = self.choice or choice
         _ByName.round.began = True
         return self.choice, self.names.popleft()
 
     def end(self, kind: str) -> None:
-        """Reports after the last config of a round."""
+        """Logs the report after the last config of a call of apply_overrides."""
         choice = self.choice
         if not self.names and choice is not None:
             self.choice = None
@@ -74,7 +75,7 @@ class _ByName(Override):
 
 
 def experts(config: GroupedExperts.Config, *, recipe: str | None = None, fqns: Sequence[str] = ()) -> GroupedExperts.Config:
-    """Experts through Moxie: w1 and w3 in one product, with SwiGLU and w2 in one node. Parameters keep their names."""
+    """Makes experts multiply through Moxie, in one autograd node with one product for w1 and w3. Parameters keep their names."""
     choice, fqn = _experts.next_name(Choice(f"{_PACKAGE}.experts", recipe, fqns))
     replacement = choice.experts(config, fqn)
     _ByName.round.note(fqn, replacement)
@@ -85,7 +86,7 @@ def experts(config: GroupedExperts.Config, *, recipe: str | None = None, fqns: S
 def linears(
     config: Linear.Config, *, recipe: str | None = None, fqns: Sequence[str] = (), skip: Sequence[str] | None = None
 ) -> Linear.Config:
-    """Linears as MXLinear, but for those of the skip list."""
+    """Makes linears MXLinear, except those on the skip list."""
     choice, fqn = _linears.next_name(Choice(f"{_PACKAGE}.linears", recipe, fqns, skip))
     replacement = choice.linear(config, fqn)
     _linears.end("linears")
@@ -95,7 +96,7 @@ def linears(
 def dispatch(
     config: LocalTokenDispatcher.Config, *, wire: Wire | None = None, recipe: str | None = None, fqns: Sequence[str] = ()
 ) -> LocalTokenDispatcher.Config:
-    """Tokens to experts of other ranks and back by Moxie's exchange, in FP8 where the recipe allows it."""
+    """Sends tokens to experts on other ranks, and results back, through Moxie's exchange; in FP8 if the recipe allows it."""
     choice, fqn = _dispatch.next_name(Choice(f"{_PACKAGE}.dispatch", recipe, fqns))
     replacement = choice.dispatcher(config, fqn, wire)
     _ByName.round.note(fqn, replacement)

@@ -1,4 +1,4 @@
-"""What takes the place of a config of TorchTitan 0.3: experts and linears that multiply through Moxie."""
+"""Makes the configs that replace TorchTitan 0.3's: of experts and linears that multiply through Moxie."""
 
 import functools
 from dataclasses import dataclass
@@ -17,13 +17,14 @@ from moxie.torchtitan.dispatcher import RoutedTokens
 
 
 def _local(weight: Tensor) -> Tensor:
-    """The rank's part, in the dtype that TorchTitan multiplies experts in."""
+    """Returns this rank's part of the weight in bf16, the dtype in which TorchTitan multiplies experts."""
     return (weight.to_local() if isinstance(weight, DTensor) else weight).bfloat16()
 
 
 def _fused(experts, x: Tensor | RoutedTokens, counts: Tensor) -> Tensor:
-    """The MLP of GroupedExperts.forward as one node: x is quantized once for w1 and w3, which are one product. With tokens in
-    place of rows the node is the whole block, from tokens to their sums, over the group that holds the experts."""
+    """Computes the MLP of GroupedExperts.forward as one autograd node. w1 and w3 are one product, so x is quantized once. Given
+    tokens instead of rows, the node computes the whole block of experts, from tokens to their weighted sums, over the group that
+    holds the experts."""
     w13, w2 = torch.cat([_local(experts.w1_EFD), _local(experts.w3_EFD)], dim=1), _local(experts.w2_EDF)
     if isinstance(x, RoutedTokens):
         return x.through(w13, w2, experts.recipe)
@@ -32,14 +33,15 @@ def _fused(experts, x: Tensor | RoutedTokens, counts: Tensor) -> Tensor:
 
 
 def is_fused(owner: Any) -> bool:
-    """Whether Moxie's node is what the experts of this class compute."""
+    """Whether experts of this class compute GroupedExperts' MLP, which Moxie computes as one node."""
     return owner.forward is GroupedExperts.forward
 
 
 @functools.cache
 def experts_class(owner: Any) -> Any:
-    """The subclass of TorchTitan's experts `owner` that multiplies through Moxie. Parameters, their names and their shardings
-    are the owner's. Experts with another MLP than GroupedExperts' keep it: their products alone are Moxie's."""
+    """Makes a subclass of `owner`, a class of TorchTitan experts, that multiplies through Moxie. Parameters, their names and
+    their shardings are the owner's. Experts with another MLP than GroupedExperts' keep it, and only their products run through
+    Moxie."""
 
     class MoxieGroupedExperts(owner):
         @dataclass(kw_only=True, slots=True)
@@ -70,13 +72,13 @@ def quantized_experts(config: GroupedExperts.Config, recipe: str) -> GroupedExpe
 
 
 def takes_tokens(config: Any) -> bool:
-    """Whether the experts of a config take tokens with their route, and so are the whole block of experts."""
+    """Whether the experts of a config take tokens with their route, and so compute the whole block of experts."""
     return getattr(type(config), "_takes_tokens", False)
 
 
 @functools.cache
 def _linear_config_class(base: Any) -> Any:
-    """A Config that builds what `base` builds, and converts it."""
+    """Makes a Config class that builds the linear that `base` builds, and converts it."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(base):
@@ -91,7 +93,7 @@ def _linear_config_class(base: Any) -> Any:
 
 
 def obstacle_of(config: Linear.Config) -> str:
-    """Why a linear cannot be converted, if it cannot."""
+    """Returns why a linear cannot be converted, or "" if it can."""
     owner = type(config)._owner
     return own_forward(owner) if issubclass(owner, torch.nn.Linear) else f"{owner.__name__} is no nn.Linear"
 
