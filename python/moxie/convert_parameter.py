@@ -1,4 +1,4 @@
-"""Converting a parameter in place, and back.
+"""Converts a parameter in place, and back.
 
 Only the class of the parameter changes, so every reference to it stays valid, including the optimizer's. A parameter that
 replaces it later (load_state_dict(assign=True), FSDP2) is converted as well.

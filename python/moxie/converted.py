@@ -172,7 +172,7 @@ def _part(args, kwargs, out) -> bool | None:
 
 def _views() -> dict[Callable, Callable]:
     """Maps each torch function whose result keeps the conversion to a function of its arguments that says which view the
-    result is, in the terms of `_moxie_transposed`."""
+    result is: True if it is transposed, False if not, None if it is a part or a copy."""
     views: dict[Callable, Callable] = {torch.Tensor.__getitem__: _part}
     for name, transpose in (("mT", _transposed), ("mH", _transposed), ("T", _part)):
         views[getattr(torch.Tensor, name).__get__] = transpose

@@ -56,7 +56,7 @@ class FqnToConfig:
 
 
 def _around(fqn: str) -> list[str]:
-    """The name of the module, then of the modules that enclose it, nearest first. The root is left out: no key can name it."""
+    """Returns the names of the module and of those that enclose it, nearest first, without the root, which no key can name."""
     parts = fqn.split(".") if fqn else []
     return [".".join(parts[:end]) for end in range(len(parts), 0, -1)]
 

@@ -176,7 +176,7 @@ def quantize_weights(
     recipe: AnyRecipe = DEFAULT_RECIPE,
     out: Sequence[Tensor] | None = None,
 ) -> Sequence[Tensor]:
-    """Both forms of w, in the blocks of the recipe and the scale layout of the device: qdata, scale, qdata_t, scale_t.
+    """Quantizes w rowwise and colwise, in the recipe's blocks and the device's scale layout: qdata, scale, qdata_t, scale_t.
 
     >>> qdata, scale, qdata_t, scale_t = moxie.quantize_weights(torch.randn(4, 256, 128))
     >>> qdata_t.shape, scale_t.shape
@@ -433,7 +433,7 @@ def concatenated(w: Tensor) -> Tensor:
 
 
 def _version_of(w: Tensor) -> tuple[int, int] | None:
-    """The id of w and its version counter. None in a compiled graph and in inference mode, where torch keeps no counter."""
+    """Returns the id of w and its version counter, or None where there is none: in compiled graphs and in inference mode."""
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 

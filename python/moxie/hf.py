@@ -126,7 +126,7 @@ def _route(experts: Experts, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns offs, slot_of and row_of. Ids from num_experts up mark slots that another rank computes. Their rows come last, in
     no group, so that they cost nothing and add nothing."""
     ids, num_experts = ids.to(torch.int32), experts.num_experts
-    # Older versions of transformers lack the attribute; then such ids may occur.
+    # Older versions of transformers lack this attribute; then assume that such ids may occur.
     if not getattr(experts, "_is_expert_parallel", True):
         return route(ids, num_experts)
     offs, slot_of, row_of = route(ids.clamp(max=num_experts), num_experts + 1)

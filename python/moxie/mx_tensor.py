@@ -302,7 +302,7 @@ class _Dequantize(torch.autograd.Function):
         return dy.to(ctx.dtype), None
 
 
-# Dynamo puts calls of these functions into the graph without tracing them: it cannot trace how they wrap and unwrap the subclass.
+# Dynamo puts calls of allow_in_graph functions into the graph untraced: it cannot trace how they wrap and unwrap the subclass.
 
 
 @allow_in_graph

@@ -234,7 +234,7 @@ def quantize_per_row(
     offs: Tensor | None = None,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """FP8 with one power-of-two f32 scale per row: qdata, shaped as x, and scale, [R] or [G, N].
+    """Quantizes to FP8 with one power-of-two f32 scale per row: returns qdata, shaped as x, and scale, [R] or [G, N].
 
     >>> x = torch.randn(64, 96)
     >>> qdata, scale = moxie.quantize_per_row(x)
@@ -250,7 +250,7 @@ def quantize_per_col(
     offs: Tensor | None = None,
     out: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """FP8 with one power-of-two f32 scale per column of each group, stored transposed.
+    """Quantizes to FP8 with one power-of-two f32 scale per column of each group, and stores the result transposed.
 
     Returns qdata_t [C, R'], groups padded to 16 rows, and scale_t [G, C]; or [G, K, N] and [G, K].
 

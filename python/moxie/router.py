@@ -108,7 +108,8 @@ class Router(nn.Module):
         loss = logits.new_zeros(())
         tokens = max(logits.shape[0], 1)
         if self.balance == "loss":
-            # The loss is E * sum over experts of (share of the rows) * (mean probability). It is 1 if the load is even.
+            # The loss, before loss_weight, is E * sum over experts of (share of the rows) * (mean probability). It is 1 if the
+            # load is even.
             scores = logits.softmax(-1) if self.score == "softmax" else logits.sigmoid()
             probability = scores / scores.sum(-1, keepdim=True).clamp_min(torch.finfo(scores.dtype).tiny)
             share = counts.to(scores.dtype) / (tokens * self.top_k)

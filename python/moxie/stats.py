@@ -25,8 +25,8 @@ def quantization_stats(
     recipe: AnyRecipe = DEFAULT_RECIPE,
     part: Part | None = None,
 ) -> Tensor:
-    """Five sums in f64: the squares of x, the squares of its quantization error, and the numbers of elements that became 0, that
-    were clipped at 448, and that were counted.
+    """Returns five sums in f64: the squares of x, the squares of its quantization error, and the numbers of elements that became
+    0, that were clipped at 448, and that were counted.
 
     `part` says which operand of a product x is: x, w or dy in the rowwise form, or x_t, w_t or dy_t in the colwise form, whose
     blocks start anew at each group of `offs`. By default tokens [R, C] are taken for x and weights [G, N, K] for w. The results

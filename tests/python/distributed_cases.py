@@ -147,7 +147,7 @@ def fsdp_gathers_weights_in_fp8(world: World) -> None:
                 forward = gathers.calls
                 loss.backward()
                 counts.append((forward, gathers.calls, gathers.nbytes))
-            # Both gather all 3 groups in forward and 2 again in backward: FSDP2 keeps the root's group gathered in between.
+            # In FP8 or not, FSDP2 gathers all 3 groups in forward and 2 again in backward: the root's stays gathered in between.
             assert counts[0][:2] == counts[1][:2] == (3, 5), counts
             if dtype == torch.bfloat16:
                 assert counts[1][2] <= 0.505 * counts[0][2], counts

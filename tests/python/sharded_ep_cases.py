@@ -52,7 +52,8 @@ def sharded(mesh: DeviceMesh, compiles: str | None = None, **options) -> Layer:
     model.moe.experts.set_gradient_divide_factor(mesh["dp"].size() * mesh["ep"].size())
     fully_shard(model, mesh=mesh["dp", "ep"]._flatten("batch"), mp_policy=MIXED)
     for module in model.modules():
-        alone = module is model.moe.experts and mesh["dp"].size() == 1  # forced sums make torch divide twice if 'dp' has one rank
+        # If 'dp' has one rank, torch divides the experts' gradients itself, and would divide twice if sums were forced.
+        alone = module is model.moe.experts and mesh["dp"].size() == 1
         if isinstance(module, FSDPModule) and not alone:
             module.set_force_sum_reduction_for_comms(True)  # Gloo has no averaging reduction
     return model

@@ -16,7 +16,7 @@ COLWISE_BLOCKS = tuple(block for block in BLOCKS if not block.startswith("1x"))
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes, on the CPU. Both NaN codes of e4m3 become 0x7f, so that the sign of a NaN does not matter."""
+    """Returns the tensor's bytes, on the CPU. Both NaN codes of e4m3 become 0x7f, so that the sign of a NaN does not matter."""
     raw = tensor.detach().contiguous().view(torch.uint8).cpu()
     return torch.where(raw == 0xFF, 0x7F, raw) if tensor.dtype == torch.float8_e4m3fn else raw
 
@@ -61,7 +61,7 @@ def random_values(*shape: int, dtype=torch.bfloat16, device="cpu", seed: int = 0
 
 
 def ragged_offs(rows: int, groups: int, rng: random.Random, device="cpu", cover: bool = False) -> torch.Tensor:
-    """Random exclusive ends of groups, some empty, some with one row. Unless `cover`, rows remain past the last end."""
+    """Returns random exclusive ends of groups, of which some may be empty. Unless `cover`, rows may remain past the last end."""
     ends = sorted(rng.choice([rng.randint(0, rows), rng.randint(0, rows) // 32 * 32]) for _ in range(groups))
     if cover:
         ends[-1] = rows
@@ -381,7 +381,7 @@ def as_tuple(result) -> tuple:
 
 
 def out_case(case: Case, device: str, rows: int = 70):
-    """The `out` overload for the same call: (op, args, kwargs with fresh outputs, names of outputs) or None."""
+    """Returns the case's call through the `out` overload, (op, args, kwargs with new outputs, names of outputs), or None."""
     packet = getattr(torch.ops.moxie, case.name.split("-")[0])
     if "out" not in packet.overloads():
         return None
@@ -393,7 +393,7 @@ def out_case(case: Case, device: str, rows: int = 70):
 
 
 def poisoned(like: torch.Tensor) -> torch.Tensor:
-    """A tensor of the same kind, full of 0x5a bytes."""
+    """Returns a tensor of the same shape and dtype, full of 0x5a bytes, to show which elements an op writes."""
     tensor = torch.empty_like(like)
     tensor.view(torch.uint8).fill_(0x5A)
     return tensor

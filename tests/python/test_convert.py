@@ -74,7 +74,7 @@ def test_a_stock_model_converts_trains_saves_and_loads(mode):
     plain.load_state_dict(state)  # the saved state loads into a model that is not converted
     again = make(seed=2)
     moxie.quantize_(again, config)
-    again.load_state_dict(plain.state_dict())  # and from there into a converted one
+    again.load_state_dict(plain.state_dict())  # the plain state loads into a converted model
     with torch.no_grad():
         assert torch.equal(again(batch()), model(batch()))
         assert not torch.equal(plain(batch()), model(batch()))  # the converted model does quantize
@@ -286,7 +286,7 @@ def test_gradients_and_every_other_op_are_plain():
 def test_products_mean_what_they_mean_in_torch(dtype):
     holder = nn.Module()
     holder.w = nn.Parameter(torch.randn(3, 32, 64, dtype=dtype))
-    # bf16 without quantization: products run through Moxie, and must round as torch's do.
+    # A recipe that does not quantize: products run through Moxie, and must round as torch's do.
     moxie.quantize_(holder, moxie.Recipe("none"))
     w, plain, x = holder.w, holder.w.detach(), torch.randn(10, 64, dtype=dtype)
     vector, matrix = torch.randn(32, dtype=dtype), torch.randn(10, 32, dtype=dtype)

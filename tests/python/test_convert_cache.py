@@ -39,7 +39,7 @@ def converted(config, seed: int = 0) -> LanguageModel:
 def no_warnings():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        # Torch itself raises these while it is imported.
+        # torch itself raises these warnings while it is imported.
         warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
         yield
 

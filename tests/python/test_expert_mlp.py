@@ -1,4 +1,4 @@
-"""expert_mlp gives the bytes of grouped_mm, swiglu, grouped_mm, forward and backward. Also tests swiglu itself."""
+"""expert_mlp gives the bytes of grouped_mm, swiglu and grouped_mm in turn, forward and backward. Also tests swiglu itself."""
 
 import functools
 

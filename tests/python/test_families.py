@@ -49,6 +49,7 @@ def test_what_the_skip_list_names_is_left_alone(family):
     assert all(re.search(r"experts|(in|out)put_linear", name) for name in stacks)  # some with two names
 
 
+# "seams": transformers' own calls of torch products, which Moxie intercepts. "moxie": the fused layer of moxie.hf.
 @pytest.mark.parametrize("implementation", ("seams", "moxie"))
 @pytest.mark.parametrize("family", CHOSEN)
 def test_every_expert_product_is_moxies(family, implementation):

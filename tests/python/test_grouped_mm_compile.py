@@ -345,7 +345,7 @@ def test_a_cache_says_how_many_bytes_it_takes(device):
         cache = moxie.WeightCache(w, recipe=recipe)
         assert cache.nbytes >= 2 * w.numel() + scales
         path = moxie.explain(recipe, 256, 384, device=w.device).forward.kernel
-        if path == "sm90":  # here scales are stored in fours along k, so 3 and 2 of them are padded to 4
+        if path == "sm90":  # its scales are in fours along k, so 3 and 2 are padded to 4
             scales = 4 * (2 * 4 + 3 * 4)
         if path != "sm100":  # sm100 stores a scale per 1x32 block, however large the recipe's blocks are
             assert cache.nbytes == 2 * w.numel() + scales

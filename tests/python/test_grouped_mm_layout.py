@@ -1,4 +1,4 @@
-"""Layouts of scales where operands are decoded. On a CPU, these tests plan as for a GPU and so use the GPU's layouts.
+"""Layouts of scales if operands are decoded. On a CPU, these tests plan as for a GPU, and so use the GPU's layouts.
 
 The layout of scales must not change a result: each pass must give the same bytes as the bf16 product of operands that were
 quantized with plain scales and decoded.

@@ -54,8 +54,8 @@ def test_the_recipe_is_that_of_the_conversion_and_agrees_with_the_seams(device, 
     expected, expected_grads = step(seams)
     assert len(calls) == 1 and moxie.Recipe.from_name(calls[0]) == moxie.Recipe.from_name(RECIPE)
     assert torch.allclose(loss, expected, rtol=1e-5)  # forward rounds in the same places either way
-    # Gradients differ by FP8's error, about 25 dB: the fused layer weighs dy by routing weights after quantizing it, the seams
-    # before.
+    # Gradients differ by FP8's error, about 25 dB: the fused layer weighs dy by routing weights after quantizing it,
+    # transformers' own code before.
     for name in EXPERTS:
         assert sqnr(grads[name], expected_grads[name]) > 20, name
     assert set(EXPERTS) <= set(moxie.participation(model).check().backward)
@@ -115,7 +115,7 @@ def test_an_activation_that_is_not_fused_runs_through_the_seams_with_a_word(devi
 
 
 def test_a_recipe_that_experts_cannot_run_in_is_refused(device):
-    """The fallback, transformers' own products, would run unquantized here, because no weight is converted."""
+    """The fallback, transformers' own products, would run unquantized here, because no weight is converted: refused."""
     moxie.hf.register("moxie_rceil", recipe=RECIPE)
     model = mixtral(device=device, hidden_act="gelu")
     model.set_experts_implementation("moxie_rceil")

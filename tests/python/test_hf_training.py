@@ -55,7 +55,7 @@ def test_lora_on_linears_leaves_adapters_unquantized_and_the_rest_quantized(firs
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("first", ("convert", "adapt"))
 def test_lora_on_stacked_experts_multiplies_quantized_sums(first, implementation, device):
-    """PEFT multiplies by weight + delta. torch makes that sum a plain tensor, which must be quantized all the same."""
+    """PEFT multiplies by weight + delta, a new tensor and not the parameter. Such products must be quantized all the same."""
     model = mixtral(device=device)
     model.set_experts_implementation(implementation)
     if first == "convert":

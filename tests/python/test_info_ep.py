@@ -143,7 +143,7 @@ def test_flags_of_the_exchange_need_ep():
 
 
 def test_the_products_run_as_fast_as_was_measured(model):
-    """The model's speed is FLOPs over time of both products as measured: w13, which has twice the FLOPs of w2, and w2."""
+    """The cost model takes the measured speed of both products together: w13, which has twice the FLOPs of w2, and w2."""
     rates = []
     for name, shape in (("grouped_mm", [65536, 2048, 7168, 32]), ("grouped_mm_w2", [65536, 7168, 2048, 32])):
         rows = json.loads((ROOT / "bench" / "results" / "nvidia-h200" / f"{name}.json").read_text())["rows"]

@@ -133,7 +133,7 @@ def test_rows_past_the_last_group_never_matter(garbage, device):
     ]
     for op in calls:
         assert_same_bytes(op(dirty), op(x))
-    # Nor may bytes past the groups of quantized operands affect what they decode to.
+    # Bytes past the groups of quantized operands must not affect what these decode to.
     qdata, scale, qdata_t, scale_t = moxie.quantize_both(x, offs=offs)
     clean = (
         moxie.dequantize_rowwise(qdata, scale, offs=offs),

@@ -129,7 +129,7 @@ def said(told, device: str) -> set[str]:
     """Translates the kernels that explain() gives for some passes into the names that products_of returns."""
     kernels = {one.kernel.removeprefix("decode, ") for one in told}
     if device == "cpu":
-        kernels -= {"sm90"}  # on a CPU its reference runs instead, which is no op of torch
+        kernels -= {"sm90"}  # on a CPU the reference of this kernel runs, which is no op of torch
     return {"scaled" if kernel in ("sm90_rows", "sm100") else kernel for kernel in kernels}
 
 

@@ -1,4 +1,4 @@
-"""TorchTitan 0.3.0's own trainer on a machine without a GPU:
+"""Runs TorchTitan 0.3.0's own trainer on a machine without a GPU:
 
     python -c "import titan_cpu; titan_cpu.main()" --module titan_cpu --config deepseek_v3 --override.imports titan_cpu.sdpa
 

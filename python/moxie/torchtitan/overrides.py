@@ -26,7 +26,7 @@ class _Round:
 
     def __init__(self) -> None:
         self.began = False
-        self.fused: set[str] = set()  # holders of experts that take tokens
+        self.fused: set[str] = set()  # names of modules whose experts take tokens
         self.dispatchers: dict[str, MoxieTokenDispatcher.Config] = {}
 
     def note(self, fqn: str, config) -> None:
@@ -61,7 +61,7 @@ class _ByName(Override):
         return True
 
     def next_name(self, choice: Choice) -> tuple[Choice, str]:
-        """Returns the name of the next config, and this call's choice, which is `choice` if there is none yet."""
+        """Returns the name of the next config, and the choice of this call of apply_overrides: `choice` if there is none yet."""
         self.choice = self.choice or choice
         _ByName.round.began = True
         return self.choice, self.names.popleft()
