@@ -1,4 +1,5 @@
-// moxie: trains, compares, inspects.
+// The program moxie: runs its commands train, compare, info and inspect, and turns errors into exit
+// codes.
 #include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <malloc.h>
@@ -24,22 +25,23 @@ constexpr const char* kMore =
     "Exit codes: 0 done, 1 a file could not be read or written, 2 bad input, 3 the loss was not\n"
     "finite, 130 interrupted. Progress goes to stderr, results to stdout.";
 
-// Keeps oneDNN from using AMX: AMX kernels die (SIGILL) in virtual machines that lose tile state at
-// a context switch, and a program cannot detect that. The user's own setting wins.
+// Keeps oneDNN and MKL from using AMX: in virtual machines that lose AMX tile state at a context
+// switch, AMX kernels die of SIGILL, and a program cannot detect such a machine. Settings by the
+// user win.
 void avoid_amx() {
   ::setenv("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16", /*overwrite=*/0);
   ::setenv("MKL_ENABLE_INSTRUCTIONS", "AVX512_E3", /*overwrite=*/0);
 }
 
-// Keeps freed pages: a step frees what the next one allocates, and returning large blocks to the
-// system in between, as malloc does, costs a page fault for each page.
+// Keeps malloc from returning freed memory to the system: a training step allocates what the step
+// before freed, and returned memory costs a page fault for each page.
 void keep_pages() {
   ::mallopt(M_MMAP_THRESHOLD, 1 << 30);
   ::mallopt(M_TRIM_THRESHOLD, std::numeric_limits<int>::max());
 }
 
-// Reading a mapped file that was truncated, or whose disk fails, raises SIGBUS. Nothing can be
-// saved here; checkpoints are complete whenever a run ends.
+// Handles SIGBUS, which reading a mapped file raises if the file was truncated or its disk fails.
+// Nothing can be saved here, but the last checkpoint is complete whenever a run ends.
 void end_on_bus_error(int) {
   constexpr std::string_view kText =
       "moxie: a file became shorter, or its disk failed, while it was being read; --resume goes "
@@ -49,8 +51,8 @@ void end_on_bus_error(int) {
   ::_exit(kFailed);
 }
 
-// Opens closed standard streams: otherwise the next opened file would become stdout or stderr, and
-// printed text would be written into it.
+// Opens standard streams that are closed. Otherwise the next file to be opened would become stdout
+// or stderr, and printed text would be written into it.
 void open_standard_files() {
   for (int fd = 0; fd <= STDERR_FILENO; ++fd)
     if (::fcntl(fd, F_GETFD) < 0) ::open("/dev/null", O_RDWR);
@@ -62,9 +64,9 @@ void end_at_once(int) {
   ::_exit(kInterrupted);
 }
 
-// Called before torch's libraries initialise themselves, which takes longer than everything else
-// before the first step. train and compare, which write files, handle these signals themselves
-// later. (Not sanitized, because sanitizers are not initialised yet.)
+// Installs handlers before torch's libraries initialise themselves, which takes longer than
+// everything else before the first step. train and compare, which write files, handle these signals
+// themselves later. (Not sanitized, because the sanitizers are not initialised yet.)
 __attribute__((no_sanitize_address, no_sanitize_undefined)) void handle_early_signals() {
   for (const int number : {SIGINT, SIGTERM, SIGHUP})
     if (::signal(number, end_at_once) == SIG_IGN) ::signal(number, SIG_IGN);
@@ -73,8 +75,8 @@ __attribute__((section(".preinit_array"), used)) void (*const preinit)() = handl
 
 void handle_signals() {
   std::signal(SIGBUS, end_on_bus_error);
-  std::signal(SIGXFSZ, SIG_IGN);  // write() then fails if a file exceeds its size limit
-  std::signal(SIGPIPE, SIG_IGN);  // write() then fails if a pipe has no reader; train stops then
+  std::signal(SIGXFSZ, SIG_IGN);  // instead, write() fails if a file exceeds its size limit
+  std::signal(SIGPIPE, SIG_IGN);  // instead, write() fails if a pipe has no reader, and train stops
 }
 
 int say(const std::exception& error, int code) {
@@ -82,7 +84,7 @@ int say(const std::exception& error, int code) {
   return code;
 }
 
-// Prints torch's message without the C++ stack that follows its first line.
+// Prints an error of torch without the C++ stack that follows the first line of its message.
 int say_torch(const c10::Error& error) {
   std::fprintf(stderr, "moxie: %s\n", plain_lines(error.what_without_backtrace()).c_str());
   return kFailed;
@@ -126,7 +128,8 @@ int main(int argc, char** argv) {
   moxie::cli::keep_pages();
   moxie::cli::handle_signals();
   const int code = moxie::cli::run(argc, argv);
-  // If the output could not be written, the program has failed. A closed pipe needs no message.
+  // If the output could not be written, the program has failed. It says so, unless the reader of
+  // the pipe has gone.
   errno = 0;
   if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
   if (errno != EPIPE) std::fprintf(stderr, "moxie: cannot write to stdout\n");

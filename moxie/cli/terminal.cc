@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kBarWidth = 20;
 constexpr std::chrono::milliseconds kTerminalPause{100};
-constexpr std::chrono::seconds kLinePause{5};  // between lines in a log file
+constexpr std::chrono::seconds kLinePause{5};  // between two lines in a log file
 
 size_t terminal_width() {
   winsize size = {};

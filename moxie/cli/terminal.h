@@ -1,5 +1,5 @@
-// Shows the progress of long work on stderr: one changing line on a terminal, plain lines
-// elsewhere.
+// Shows the progress of long work on stderr: on a terminal as one line that changes, elsewhere as
+// separate lines.
 #pragma once
 
 #include <chrono>
@@ -9,13 +9,13 @@ namespace moxie::cli {
 
 class Progress {
  public:
-  // `done` of `total` steps, or of another unit, are behind us already.
+  // done: how many of `total` steps, or of another unit, are done at the start.
   Progress(std::string title, int64_t done, int64_t total, std::string unit = "step");
   ~Progress();
 
-  // what: "loss 2.345  12.3k tokens/s"
+  // what: what to show beside the count, say "loss 2.345  12.3k tokens/s".
   void show(int64_t done, const std::string& what);
-  // Prints a separate line, which stays.
+  // Prints a line that stays, above the progress line.
   void note(const std::string& line);
 
  private:

@@ -15,8 +15,8 @@ std::string format(const char* pattern, Args... args) {
   return text;
 }
 
-// Length of the UTF-8 character at the start of the text; 0 if it is invalid or a control
-// character.
+// Number of bytes of the UTF-8 character at the start of the text; 0 if it must not be shown: not
+// valid UTF-8, a control character, or one that changes the direction of text.
 size_t shown_bytes(std::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned first = byte(0);
@@ -35,7 +35,7 @@ size_t shown_bytes(std::string_view text) {
   return is_short || is_no_character || is_control || turns ? 0 : count;
 }
 
-// Edit distance: letters to insert, remove or replace.
+// Edit distance of two words: the number of letters to insert, remove or replace.
 size_t distance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   std::iota(row.begin(), row.end(), 0);
@@ -53,7 +53,7 @@ size_t distance(std::string_view a, std::string_view b) {
 
 }  // namespace
 
-// Printed for values that are not finite, instead of printf's nan, -nan, inf and -inf.
+// Printed in place of printf's nan, -nan, inf and -inf.
 constexpr const char* kNotFinite = "not finite";
 
 std::string plain(std::string_view line) {

@@ -40,7 +40,7 @@ struct Flags {
   std::optional<double> require;
 };
 
-// Fields that a resumed comparison may change without changing its results.
+// Whether a resumed comparison may change this field, because it does not affect results.
 bool may_change(std::string_view name) {
   return name == "device" || name == "threads" || name == "save_every" || name == "keep";
 }
@@ -77,7 +77,7 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
                 "' holds a comparison already; --resume continues it, --out takes another folder");
     plan.config = flags.config.config();
   }
-  for (const Field& field : fields())  // fields of single runs, which a --config may contain
+  for (const Field& field : fields())  // a --config may hold fields that each run sets itself
     if (is_own_field(field.name))
       std::visit([&](const auto member) { plan.config.*member = Config().*member; }, field.member);
   if (!flags.recipes.empty()) plan.recipes = flags.recipes;
@@ -87,7 +87,8 @@ Plan plan_of(const Flags& flags, const CompareFolder& folder) {
   return plan;
 }
 
-// Checks all recipes at the start, not when the first run of a recipe begins, maybe hours later.
+// Checks the models of all recipes at the start: the first run of a recipe may begin only hours
+// later.
 void check_recipes(const std::vector<PlannedRun>& runs) {
   for (const PlannedRun& run : runs)
     if (run.seed == 1) check_model(run.config);
@@ -99,7 +100,8 @@ void check_recipes(const std::vector<PlannedRun>& runs) {
 
 void say(const std::string& line) { std::fprintf(stderr, "%s\n", plain(line).c_str()); }
 
-// Checks that a run was trained as planned: all fields that affect its results, and its evaluation.
+// Checks that a finished run was trained as planned: compares every field that affects its results
+// or its evaluation.
 void check_planned(const PlannedRun& run, const Config& config, const CompareFolder& folder) {
   for (const Field& field : fields()) {
     const bool is_elsewhere =
@@ -117,8 +119,8 @@ void check_planned(const PlannedRun& run, const Config& config, const CompareFol
   }
 }
 
-// Takes the lock of the run and compares its folder with the plan; a new run gets its config.
-// Returns nothing if the run still has to be trained.
+// The result of a run, or nothing if it still has to be trained. Compares the run's folder with the
+// plan, under its lock; if the folder holds no run yet, writes its config.
 std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& folder) {
   const RunFolder of_run{folder.of(run)};
   if (std::filesystem::is_symlink(of_run.path))
@@ -133,13 +135,13 @@ std::optional<Result> result_of(const PlannedRun& run, const CompareFolder& fold
   RunState state = read_run(of_run);
   check_planned(run, state.config, folder);
   std::optional<Result> result = finished_result(of_run, state.config.steps, state);
-  if (result)  // otherwise the run itself prints them
+  if (result)  // an unfinished run prints its notes itself when it resumes
     for (const std::string& note : state.notes) say(run.name + ": " + note);
   return result;
 }
 
-// Trains a run in a child process. Its folder already has a config, so that a new run is resumed
-// like any other.
+// Trains a run in a child process. result_of() has written its config, so that a new run is started
+// with --resume like any other.
 Result train_in_child(const PlannedRun& run, const std::string& title, const Flags& flags,
                       const CompareFolder& folder, Children& children) {
   const RunFolder of_run{folder.of(run)};
@@ -195,11 +197,11 @@ void run(const Flags& flags) {
     MOXIE_CHECK(!flags.resume, "--resume needs --out, the folder of the comparison");
     folder.path = "runs/compare-" + flags.config.config().preset;
   }
-  Children children;  // from here on, signals are recorded
+  Children children;  // from here on, signals are only recorded
   if (flags.resume)
     check_holds_comparison(folder);
   else
-    check_recipes(runs_of(plan_of(flags, folder)));  // before any file is written
+    check_recipes(runs_of(plan_of(flags, folder)));  // checked before any file is written
   std::filesystem::create_directories(folder.path);
   const FolderLock lock(folder.lock());
   remove_unfinished_files(folder.path, [](std::string_view name) {
@@ -213,13 +215,13 @@ void run(const Flags& flags) {
   const std::string json = to_json(comparison).dump(2, ' ', /*ensure_ascii=*/true) + "\n";
   write_file(folder.result(), json);
   std::printf("%s", flags.json ? json.c_str() : text_of(comparison).c_str());
-  std::fflush(stdout);  // drawing takes a few seconds
+  std::fflush(stdout);  // shows the result before the pictures, which take seconds
   if (write_report(folder, children))
     std::fprintf(flags.json ? stderr : stdout, "Report: %s\n", plain(folder.report()).c_str());
   require(flags, comparison);
 }
 
-// Adds the flags, except for fields that each run sets itself.
+// Adds the flags of `compare`: its own, and those of train's fields that a run does not set itself.
 void add_flags(CLI::App& command, Flags& flags) {
   command
       .add_option("--recipes", flags.recipes,

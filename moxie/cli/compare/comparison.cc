@@ -57,7 +57,7 @@ Json json_of(const ComparedRecipe& recipe) {
           {"runs", std::move(runs)}};
 }
 
-// Checks that two runs read the same text: it can change between runs.
+// Checks that two runs read the same text: the files may have changed between the runs.
 void check_text(const ComparedRun& run, const ComparedRun& first) {
   const auto check = [&](const auto& is, const auto& should_be, const char* what) {
     MOXIE_CHECK(is == should_be, "compare: ", run.run.recipe, " of seed ", run.run.seed,
@@ -136,7 +136,8 @@ Json to_json(const Comparison& comparison) {
   return json;
 }
 
-// Comparisons are written so that NaN fails them.
+// These conditions are written so that NaN does not pass: a recipe passes only if its value is
+// known to be low enough.
 Words recipes_above(const Comparison& comparison, double percent_allowed) {
   Words lines;
   for (size_t i = 1; i < comparison.recipes.size(); ++i) {

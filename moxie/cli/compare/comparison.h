@@ -1,5 +1,5 @@
-// Compares finished runs of several recipes: loss, its difference to the first recipe's, speed,
-// memory.
+// Compares finished runs of several recipes by loss, difference to the first recipe's loss, speed
+// and memory.
 #pragma once
 
 #include <optional>
@@ -15,13 +15,13 @@ namespace moxie::cli {
 struct ComparedRun {
   PlannedRun run;
   Result result;
-  double difference = 0;  // to the base's run of the same seed, in % of its held-out loss
+  double difference = 0;  // to the base's run with the same seed, in % of the base's loss
 };
 
 struct ComparedRecipe {
   std::string recipe;
   std::vector<ComparedRun> runs;  // by seed
-  // Means over the seeds; of the memory, the maximum.
+  // Means over the seeds, but the maximum for memory.
   double eval_loss = 0, difference = 0, tokens_per_s = 0;
   int64_t peak_memory_bytes = 0;
   std::optional<Interval> interval;  // of the difference
@@ -35,17 +35,18 @@ struct Comparison {
   bool on_cpu() const { return device.starts_with("cpu"); }
 };
 
-// runs: the runs of the plan with their results, in any order.
+// runs: all runs of the plan with their results, in any order.
 Comparison compare(const Plan& plan, const std::vector<ComparedRun>& runs);
 
-// The printed table and the lines below it.
+// The comparison as printed: a table and the lines below it.
 std::string text_of(const Comparison& comparison);
 nlohmann::ordered_json to_json(const Comparison& comparison);
 
-// A line for each recipe that may be worse than the base by more than `percent`: the upper end of
-// its confidence interval decides, so one seed is never enough.
+// One line of text for each recipe whose loss may be more than `percent` above the base's: the
+// upper end of its confidence interval decides, and with one seed there is no interval, so every
+// recipe gets a line.
 Words recipes_above(const Comparison& comparison, double percent);
-// A line for each recipe (the base included) whose loss is not below the bigram entropy.
+// One line of text for each recipe (the base included) whose loss is not below the bigram entropy.
 Words recipes_not_learned(const Comparison& comparison);
 
 }  // namespace moxie::cli

@@ -1,6 +1,6 @@
-"""The pictures of a comparison, from the metrics.jsonl of each run; report.py puts them on its page.
+"""Draws the pictures of a comparison from the metrics.jsonl of each run; report.py puts them on its page.
 
-They are drawn in a light and a dark form. Without matplotlib there are none, and `matplotlib` here is None.
+Each is drawn twice, for light and for dark pages. Without matplotlib there are none, and the name `matplotlib` is None.
 """
 
 import io
@@ -24,8 +24,8 @@ except ImportError as error:
           "install matplotlib for it, or name another Python in MOXIE_PYTHON", file=sys.stderr)
 
 NAN = float("nan")
-MOST_PANELS = 4  # layers side by side
-THEMES = {  # colours that the colour-blind tell apart; the base of the comparison is the grey one
+MOST_PANELS = 4  # at most this many layers side by side
+THEMES = {  # colours that colour-blind readers can tell apart; the first, grey, is the base of the comparison
     "light": {"page": "#ffffff", "ink": "#1f2328", "faint": "#d0d7de", "layers": ("viridis", 0.0, 0.85),
               "recipes": ["#a3abb4", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8c6d00"],
               "less": "#0072b2", "more": "#d55e00"},
@@ -33,19 +33,19 @@ THEMES = {  # colours that the colour-blind tell apart; the base of the comparis
              "recipes": ["#7d8791", "#56b4e9", "#f5a623", "#2fd0a0", "#e8a5cc", "#f0e442"],
              "less": "#56b4e9", "more": "#f5a623"},
 }
-DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2))]  # a second sign beside the colour
+DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2))]  # line styles, which tell recipes apart without colour too
 MARKERS = "osD^vP"
 
 
-# ---- what the runs left ------------------------------------------------------------------------
+# ---- what the runs recorded --------------------------------------------------------------------
 
 
 def number(value):
-    return NAN if value is None else float(value)  # JSON has no word for what is not finite
+    return NAN if value is None else float(value)  # in JSON, null stands for NaN and infinity
 
 
 def read_events(path):
-    """Whole lines only: a kill may have cut the last one."""
+    """The events in a metrics.jsonl. Skips lines that are no events, such as a last line that a kill cut off."""
     events = []
     for line in path.read_text().splitlines():
         try:
@@ -58,7 +58,7 @@ def read_events(path):
 
 
 def write_file(path, data):
-    """Under a new name first: what has that name already, a file or a link, is not written to."""
+    """Writes a file under a temporary name, then renames it: an existing file or link is replaced, not written to."""
     unfinished = path.with_name(f"{path.name}.{secrets.token_hex(3)}.unfinished")
     with open(unfinished, "xb") as file:
         file.write(data)
@@ -66,7 +66,7 @@ def write_file(path, data):
 
 
 def series(runs, event, field, **where):
-    """(steps, a list of values per run): the steps that all runs have."""
+    """Returns (steps, a list of values for each run) of a field in these events, at the steps that all runs have."""
     per_run = []
     for run in runs:
         per_run.append({e["step"]: number(e[field]) for e in run["events"]
@@ -76,13 +76,13 @@ def series(runs, event, field, **where):
 
 
 def evaluations(runs):
-    """series() of the held-out losses on the way, which all read the same text; without any, of the one at the end."""
+    """series() of the held-out losses during the runs, which all read the same text; without any, of the final ones."""
     on_the_way = series(runs, "eval", "loss", final=False)
     return on_the_way if on_the_way[0] else series(runs, "eval", "loss", final=True)
 
 
 def smooth(values, width):
-    """The running mean over `width` values."""
+    """The running mean of each row over `width` values."""
     values = numpy.asarray(values, dtype=float)
     width = max(1, min(width, values.shape[-1]))
     kernel = numpy.ones(width)
@@ -96,14 +96,14 @@ def layer_of(name):
 
 
 def some_of(items):
-    """At most MOST_PANELS of them, first and last among them."""
+    """At most MOST_PANELS of the items, evenly spaced, with the first and the last."""
     last = len(items) - 1
     if last < MOST_PANELS:
         return items
     return [items[round(i * last / (MOST_PANELS - 1))] for i in range(MOST_PANELS)]
 
 
-# ---- pictures: each draws one figure of a theme, or returns None where there is nothing to show -
+# ---- pictures: each function draws one figure, or returns None if there is nothing to show -----
 
 
 def style(theme):
@@ -119,7 +119,7 @@ def style(theme):
 
 
 def line(index, theme, thin=False):
-    """The line style of a recipe. The baseline's line is wider, so it stays visible under a curve that coincides with it."""
+    """The line style of a recipe. The base's line is wider, so that it stays visible under a curve that coincides with it."""
     look = {"color": theme["recipes"][index % len(theme["recipes"])], "linestyle": DASHES[index % len(DASHES)],
             "linewidth": (1 if thin else 2) * (1 if index else 2), "alpha": 0.55 if thin else 1}
     return look if thin else {**look, "marker": MARKERS[index % len(MARKERS)], "markersize": 5 if index else 8}
@@ -200,7 +200,7 @@ def draw_load(recipes, summary, theme):
             counts = numpy.array([e["counts"] for e in seen], dtype=float)
             share = counts / numpy.maximum(counts.sum(axis=1, keepdims=True), 1) * counts.shape[1]
             steps = [e["step"] for e in seen]
-            width = (steps[-1] - steps[0]) / max(1, len(steps) - 1) or 1  # of a column: one per event
+            width = (steps[-1] - steps[0]) / max(1, len(steps) - 1) or 1  # the width of an event's column
             image = axes.imshow(share.T, aspect="auto", origin="lower", interpolation="nearest", cmap=shades,
                                 norm=colors.TwoSlopeNorm(1, 0, 2),
                                 extent=(steps[0] - width / 2, steps[-1] + width / 2, -0.5, counts.shape[1] - 0.5))
@@ -220,14 +220,14 @@ OPERANDS = {"x": ("w13", 0), "w13": ("w13", 1), "dh": ("w13", 2), "h": ("w2", 0)
 
 
 def products_of(runs):
-    """{product: three operands, each {layer: {step: values of the runs}}}"""
+    """The SQNR of operands, as {product: (input, weight, gradient)}, each of them {layer: {step: [one value per run]}}."""
     events = [e for run in runs for e in run["events"] if e["event"] == "quantization"]
     linears = {e["name"] for e in events if e["tensor"] == "weight"}
     products = {}
     for e in events:
         kind = e["name"].rsplit(".", 1)[-1]
         weight, place = OPERANDS.get(e["tensor"], ("", 1))
-        product = kind if e["name"] in linears else f"{kind} {weight}"  # a linear is one product, an MLP two
+        product = kind if e["name"] in linears else f"{kind} {weight}"  # a linear has one product, an expert's MLP has two
         layers = products.setdefault(product, ({}, {}, {}))[place]
         layers.setdefault(layer_of(e["name"]), {}).setdefault(e["step"], []).append(number(e["sqnr_db"]))
     return products
@@ -255,7 +255,7 @@ def draw_error(recipes, summary, theme):
     for axes, title in zip(grid[0], ("input", "weight", "gradient of the output")):
         axes.set_title(title)
     bottom, top = grid[0][0].get_ylim()
-    if top - bottom < 6:  # less than a bit is no difference to look at
+    if top - bottom < 6:  # always show at least 6 dB (one bit), so that small differences do not look large
         grid[0][0].set_ylim((bottom + top) / 2 - 3, (bottom + top) / 2 + 3)
     figure.supxlabel("step", fontsize=11)
     figure.supylabel("SQNR, dB", fontsize=11)
@@ -269,7 +269,7 @@ def short(recipe):
     return recipe if len(recipe) <= 18 else recipe[:16] + ".."
 
 
-# name, heading, what draws it, how to read it
+# name, heading, function that draws it, caption that says how to read it
 PICTURES = [
     ("loss", "Loss", draw_loss,
      "Lower is better. Thin lines: the loss of the training batches, smoothed; lines with marks: the loss of held-out "
@@ -292,7 +292,7 @@ PICTURES = [
 
 
 def draw_pictures(recipes, summary, folder):
-    """{name: {theme: PNG}}"""
+    """Draws all pictures, writes them to the folder, and returns them as {name: {theme: PNG bytes}}."""
     drawn = {}
     if folder.is_symlink():
         sys.exit(f"moxie: cannot write {str(folder)!a}: it is a link, and a comparison writes inside its own folder alone")

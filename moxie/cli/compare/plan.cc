@@ -15,12 +15,13 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int64_t kMostSeeds = 1000;
-constexpr int kPlanDepth = 3;  // levels of JSON: plan, config, list of words
-// save_weights is among them because every run would write to the same file; checkpoints hold the
-// weights too.
+constexpr int kPlanDepth = 3;  // nesting of the JSON: plan, config, list of words
+// The fields that each run sets itself. save_weights is one of them because all runs would write to
+// the same file; their checkpoints hold the weights anyway.
 constexpr std::string_view kOwnFields[] = {"recipe", "seed", "out", "title", "save_weights"};
 
-// Splits one --recipe into its words: "experts=mxfp8_rceil+linears=bf16".
+// Splits one of --recipes into the words that --recipe of train takes:
+// "experts=mxfp8_rceil+linears=bf16".
 Words words_of(const std::string& recipe) {
   Words words;
   for (size_t start = 0; start <= recipe.size();) {

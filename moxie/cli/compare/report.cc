@@ -9,10 +9,10 @@
 
 namespace moxie::cli {
 
-extern const char* const kReportScript;    // report.py; written by CMake
+extern const char* const kReportScript;    // the text of report.py; CMake generates it
 extern const char* const kPicturesScript;  // pictures.py
 
-// Pictures of many runs take seconds; the rest is for a slow disk.
+// Drawing many runs takes seconds; the rest of this allows for a slow disk.
 constexpr auto kReportTimeout = std::chrono::minutes(10);
 
 bool write_report(const CompareFolder& folder, Children& children) {

@@ -1,4 +1,4 @@
-// report.html of a comparison, written by a Python script.
+// Writes report.html of a comparison, by running a Python script.
 #pragma once
 
 #include <string>
@@ -8,8 +8,9 @@
 
 namespace moxie::cli {
 
-// Writes the report from compare.json and the metrics of the runs. Without Python, prints a line on
-// stderr and returns false; without matplotlib, the report has no pictures, and a line says so.
+// Writes the report from compare.json and the metrics of the runs. If there is no Python or it
+// fails, prints a line on stderr and returns false; without matplotlib the report has no pictures,
+// and a line on stderr says so.
 bool write_report(const CompareFolder& folder, Children& children);
 
 }  // namespace moxie::cli

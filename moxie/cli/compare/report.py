@@ -1,12 +1,12 @@
-"""report.html of a comparison, from its compare.json and the metrics.jsonl of each run.
+"""Writes report.html of a comparison from its compare.json and the metrics.jsonl of each run.
 
-The program `moxie` holds this text and that of pictures.py, and runs them: python -c REPORT FOLDER PICTURES. Pictures
-go to FOLDER/pictures and into the page itself. Without matplotlib the page has its tables alone.
+The program `moxie` contains the texts of this file and of pictures.py, and runs them as python -c REPORT FOLDER PICTURES.
+Pictures go to FOLDER/pictures and into the page itself. Without matplotlib the page has tables only.
 """
 
 import sys
 
-sys.path = [path for path in sys.path if path]  # not what happens to lie in the current folder
+sys.path = [path for path in sys.path if path]  # removes the current folder, whose files would be imported as modules
 
 import base64
 import html

@@ -9,7 +9,8 @@
 namespace moxie::cli {
 namespace {
 
-// P(|T| <= sqrt(degrees) tan(angle)): a finite sum for an integer number of degrees.
+// P(|T| <= sqrt(degrees) tan(angle)) for Student's t: for an integer number of degrees it is a
+// finite sum.
 double probability_within(double angle, int64_t degrees) {
   const bool even = degrees % 2 == 0;
   const double cosine = std::cos(angle);
@@ -28,7 +29,7 @@ double student_t(double probability, int64_t degrees) {
               "below 1, got ", probability);
   MOXIE_CHECK(degrees > 0, "student_t: degrees must be at least 1, got ", degrees);
   double low = 0, high = std::numbers::pi / 2;
-  for (int halvings = 0; halvings < 64; ++halvings) {  // to the last bit of a double
+  for (int halvings = 0; halvings < 64; ++halvings) {  // bisects to the last bit of a double
     const double angle = (low + high) / 2;
     (probability_within(angle, degrees) < probability ? low : high) = angle;
   }

@@ -1,4 +1,4 @@
-// Statistics of a few paired runs.
+// Statistics over a few runs.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ double mean(std::span<const double> values);
 struct Interval {
   double low = 0, high = 0;
 };
-// Confidence interval of the mean, at kConfidence; absent for fewer than two values.
+// The confidence interval of the mean, at kConfidence; absent for fewer than two values.
 std::optional<Interval> interval_of_mean(std::span<const double> values);
 
 }  // namespace moxie::cli

@@ -14,7 +14,7 @@
 namespace moxie::cli {
 namespace {
 
-// The temporary name of "x" is "x.a1b2c3.unfinished", with random letters.
+// The temporary name of "x" is "x.a1b2c3.unfinished", with random letters and digits.
 constexpr std::string_view kUnfinished = ".unfinished";
 constexpr size_t kLetters = 6;
 
@@ -23,7 +23,8 @@ struct Temporary {
   int fd;
 };
 
-// O_EXCL: an existing file is not overwritten, and a link is not followed.
+// Creates a new file. O_EXCL makes open() fail if the name exists, so that no file is overwritten
+// and no link is followed.
 Temporary make_temporary(const std::string& path) {
   constexpr std::string_view kAlphabet = "0123456789abcdefghijklmnopqrstuvwxyz";
   constexpr int kTries = 100;
@@ -39,8 +40,8 @@ Temporary make_temporary(const std::string& path) {
   fail_io("cannot write", path, EEXIST);
 }
 
-// The final name of an unfinished file; empty if it is not one. Earlier versions used no letters:
-// "x.unfinished".
+// The final name of an unfinished file; empty if it is not one. Earlier versions wrote
+// "x.unfinished", without random letters.
 std::string_view finished_name(std::string_view name) {
   if (!name.ends_with(kUnfinished)) return {};
   name.remove_suffix(kUnfinished.size());
@@ -53,7 +54,7 @@ std::string_view finished_name(std::string_view name) {
   return has_letters ? name.substr(0, dot) : name;
 }
 
-// Flushes the folder: a rename is durable only after that.
+// Flushes the folder of a renamed file: only then does the rename survive a power failure.
 void sync_folder_of(const std::string& path) {
   const std::string parent = std::filesystem::path(path).parent_path().string();
   const std::string folder = parent.empty() ? "." : parent;
@@ -113,7 +114,7 @@ void check_can_write(const std::string& path) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) fail_io("cannot write", path, EISDIR);
   const auto status = std::filesystem::symlink_status(path, error);
-  // A rename would replace a device, a pipe or a link by a file.
+  // write_file() would replace a device, a pipe or a link by a file, when it renames.
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status))
     throw IoError("cannot write '" + path + "': it is no regular file");
   const Temporary made = make_temporary(path);

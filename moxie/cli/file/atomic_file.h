@@ -1,6 +1,6 @@
-// A file that exists completely or not at all: it is written under a temporary name, flushed to the
-// disk, and then renamed. Without commit() it is removed. The temporary name is new, so no existing
-// file or link is written to.
+// A file that is either complete or not there: it is written under a temporary name, flushed to the
+// disk, and renamed by commit(). Without commit() it is removed. The temporary name is always new,
+// so that no existing file or link is written to.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,7 @@ namespace moxie::cli {
 
 class AtomicFile {
  public:
-  explicit AtomicFile(const std::string& path);  // all functions here throw IoError
+  explicit AtomicFile(const std::string& path);  // everything in this header throws IoError
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
   ~AtomicFile();
@@ -30,12 +30,13 @@ class AtomicFile {
 
 void write_file(const std::string& path, std::string_view bytes);
 
-// Throws IoError if write_file() would fail because of the path: no such folder, no permission, a
-// folder of that name. For checks before long work that ends with writing a file.
+// Throws IoError if write_file() would fail because of the path: its folder does not exist,
+// permission is missing, or a folder has that name. Call it before long work whose result is to be
+// written there.
 void check_can_write(const std::string& path);
 
-// Removes what AtomicFiles in this folder left behind when their process was killed, if `is_ours`
-// holds for their final name.
+// Removes temporary files in this folder that were left by killed processes, if `is_ours` is true
+// of their final name.
 void remove_unfinished_files(const std::string& folder,
                              const std::function<bool(std::string_view)>& is_ours);
 

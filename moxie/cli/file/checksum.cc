@@ -1,6 +1,6 @@
 #include "moxie/cli/file/checksum.h"
 
-#define XXH_INLINE_ALL  // so that the program needs no shared library
+#define XXH_INLINE_ALL  // compiles xxHash in, so that no shared library is needed
 #include <xxhash.h>
 
 namespace moxie::cli {

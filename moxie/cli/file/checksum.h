@@ -1,4 +1,5 @@
-// XXH3, 64 bits, seed 0, of a stream of bytes. It detects damage, not malicious changes.
+// The checksum of a stream of bytes: XXH3 with 64 bits and seed 0. It detects damage, not malicious
+// changes.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// Errors of the file system. (Invalid content of a file is an Error.)
+// IoError: a file could not be read or written. (If the content of a file is invalid, that is an
+// Error.)
 #pragma once
 
 #include <cstring>
@@ -12,7 +13,7 @@ class IoError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-// fail_io("cannot write", path, errno): "cannot write 'x': No space left on device"
+// fail_io("cannot write", "x", ENOSPC) throws "cannot write 'x': No space left on device"
 [[noreturn]] inline void fail_io(const std::string& what, const std::string& path, int error) {
   throw IoError(what + " '" + path + "': " + std::strerror(error));
 }

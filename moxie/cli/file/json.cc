@@ -12,8 +12,9 @@ using Json = nlohmann::json;
 
 namespace {
 
-// Checks every level and key once, before anything is built. (The callback of Json::parse() would
-// traverse an object again for each object inside it.)
+// Checks the nesting, the keys and the number of values in one pass over the text, before anything
+// is built. (The callback of Json::parse() would go through an object again for each object inside
+// it.)
 class Checker : public nlohmann::json_sax<Json> {
  public:
   explicit Checker(const JsonLimits& limits) : limits_(limits) {}
@@ -63,10 +64,10 @@ class Checker : public nlohmann::json_sax<Json> {
   const JsonLimits& limits_;
   size_t values_ = 0;
   std::string problem_;
-  std::vector<std::unordered_set<std::string>> keys_;  // of each level; empty for an array
+  std::vector<std::unordered_set<std::string>> keys_;  // keys of each level; empty for an array
 };
 
-// Why the text is refused; empty if it is not.
+// Why the text is refused; empty if it is valid and within the limits.
 std::string problem_of(std::string_view text, const JsonLimits& limits) {
   if (text.size() > limits.most_bytes)
     return std::to_string(text.size()) + " bytes are too many for this JSON, at most " +

@@ -13,15 +13,16 @@
 
 namespace moxie::cli {
 
-// O_NOFOLLOW: through a link, the file would be created outside of the folder. O_NONBLOCK: opening
-// a pipe would block.
+// O_NOFOLLOW, because through a link the file would be created outside of the folder. O_NONBLOCK,
+// because opening a pipe would block.
 FolderLock::FolderLock(const std::string& path)
     : folder_(std::filesystem::path(path).parent_path().string()),
       fd_(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0644)),
       folder_fd_(-1) {
   if (fd_ < 0) fail_io("cannot write", path, errno);
   bool is_ours = ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
-  // The folder is locked too, as a user may remove the file. Not every file system can do that.
+  // Locks the folder itself too, as a user may remove the lock file. Some file systems cannot lock
+  // folders; then the file's lock must do.
   folder_fd_ = ::open(folder_.empty() ? "." : folder_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (is_ours && folder_fd_ >= 0)
     is_ours = ::flock(folder_fd_, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;

@@ -13,7 +13,7 @@
 namespace moxie::cli {
 
 MappedFile::MappedFile(const std::string& path) {
-  // O_NONBLOCK: opening a pipe would block.
+  // O_NONBLOCK, because opening a pipe would block.
   const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) fail_io("cannot open", path, errno);
   struct stat about = {};

@@ -10,13 +10,14 @@
 namespace moxie::cli {
 namespace {
 
-constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: bits without a pattern
+constexpr uint64_t kOdd = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: its bits have no pattern
 constexpr uint64_t kOther = 0xd6e8feb86659fd93;
 
-// A bijection of the lane for any word, and of the word for any lane, so a change of one word
-// always changes the result. One multiplication of the word would not be enough: it maps the top
-// bit to the top bit, so that a change there could be undone by one bit of the next word, whatever
-// the data. After the second multiplication that depends on the data.
+// Mixes a word into a lane. For a fixed word this is a bijection of the lane, and for a fixed lane
+// a bijection of the word, so that a change of one word always changes the result. If the word were
+// multiplied only once, its top bit would affect only the top bit, and one bit of the next word
+// could undo a change there, whatever the data. After the second multiplication, which bits could
+// undo it depends on the data.
 constexpr uint64_t mix(uint64_t lane, uint64_t word) {
   return std::rotl(lane ^ (std::rotl(word * kOdd, 31) * kOther), 27) * kOdd;
 }

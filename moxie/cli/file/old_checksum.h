@@ -1,6 +1,6 @@
-// The 64-bit hash of files of format 1. It also decides the order of a Corpus's files and their
-// fingerprint: with another hash, a resumed run would split its text differently. New code uses
-// Checksum (checksum.h).
+// The 64-bit checksum of safetensors files of format 1. A Corpus also orders its files and computes
+// its fingerprint with it, which cannot change: a resumed run would split its text differently. New
+// code uses Checksum (checksum.h).
 #pragma once
 
 #include <array>
@@ -16,7 +16,7 @@ class OldChecksum {
   std::string hex() const;  // 16 digits
 
  private:
-  static constexpr size_t kLanes = 4;  // independent, so that the multiplications overlap
+  static constexpr size_t kLanes = 4;  // independent lanes, so that their multiplications overlap
   void add_block(const char* block);
   std::array<uint64_t, kLanes> lanes_ = {1, 2, 3, 4};
   std::array<char, kLanes * sizeof(uint64_t)> rest_ = {};

@@ -15,13 +15,13 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kLengthBytes = 8;
-constexpr uint64_t kMostHeaderBytes = 100 << 20;  // the limit of every reader of the format
-constexpr int kDeepest = 3;                       // header, entry, shape
-constexpr size_t kMostDims = 64;                  // the limit of torch
+constexpr uint64_t kMostHeaderBytes = 100 << 20;  // the format's own limit, which all readers have
+constexpr int kDeepest = 3;                       // nesting: header, entry, shape
+constexpr size_t kMostDims = 64;                  // torch's limit
 constexpr std::string_view kChecksum = "moxie.checksum";
 constexpr std::string_view kFormat = "moxie.format";
-constexpr std::string_view kOldFormat = "1";  // with the checksum of old_checksum.h
-constexpr std::string_view kNewFormat = "2";  // with XXH3; the same otherwise
+constexpr std::string_view kOldFormat = "1";  // has the checksum of old_checksum.h
+constexpr std::string_view kNewFormat = "2";  // has XXH3; otherwise the same
 constexpr std::string_view kNoChecksum = "0000000000000000";
 
 struct Dtype {
@@ -88,7 +88,8 @@ Metadata read_metadata(const std::string& path, const Json& header) {
   return metadata;
 }
 
-// Checksum of the whole file, with zeros in place of its 16 digits at `digits`.
+// Checksum of a whole file, computed as if the 16 digits of the checksum, which start at `digits`,
+// were zeros.
 template <class Sum>
 std::string checksum_of(std::string_view file, size_t digits) {
   Sum sum;
@@ -98,8 +99,9 @@ std::string checksum_of(std::string_view file, size_t digits) {
   return sum.hex();
 }
 
-// Moxie's files have a format under one key and the checksum under another, so that damage to one
-// of the two is noticed by the other.
+// Checks the checksum of a file that Moxie wrote; other files have none. Moxie's files hold their
+// format and their checksum under two keys, so that if one key is damaged the other still shows
+// that a checksum belongs there.
 void check_checksum(const std::string& path, std::string_view file, std::string_view header,
                     Verify verify, Safetensors& read) {
   const auto found = read.metadata.find(std::string(kChecksum));
@@ -177,7 +179,7 @@ Safetensors read_safetensors(const std::string& path, Verify verify) {
 void write_safetensors(const std::string& path, const Metadata& metadata,
                        const std::vector<TensorToWrite>& tensors,
                        const BeforeCommit& before_commit) {
-  // Metadata first, for readers that want only the metadata.
+  // Metadata comes first in the header, for readers that want only the metadata.
   nlohmann::ordered_json header;
   header["__metadata__"] = metadata;
   header["__metadata__"][std::string(kFormat)] = kNewFormat;
@@ -191,7 +193,7 @@ void write_safetensors(const std::string& path, const Metadata& metadata,
     end += bytes;
   }
   std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');  // so that data of 8-byte elements is aligned
+  text.resize((text.size() + 7) / 8 * 8, ' ');  // 8-byte elements after it are aligned
   const uint64_t length = text.size();
   const std::string_view length_bytes(reinterpret_cast<const char*>(&length), sizeof length);
 

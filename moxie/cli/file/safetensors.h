@@ -1,5 +1,6 @@
-// safetensors files: 8 bytes of header length, a JSON header, the bytes of the tensors. Files
-// written here contain a checksum of everything else, which is verified when they are read.
+// Reads and writes safetensors files: 8 bytes with the length of the header, a JSON header, then
+// the bytes of the tensors. Files that Moxie writes contain a checksum of everything else, which it
+// verifies when it reads them.
 #pragma once
 
 #include <cstdint>
@@ -19,13 +20,13 @@ struct TensorEntry {
   std::string name;
   std::string dtype = {};  // as in the file: "F32", "BF16", "I64", ...
   std::vector<int64_t> shape = {};
-  std::string_view bytes = {};  // inside the file
+  std::string_view bytes = {};  // where they lie in the mapped file
 };
 
 struct Safetensors {
   MappedFile file;
   Metadata metadata = {};                 // without the checksum
-  std::vector<TensorEntry> tensors = {};  // in the order of their bytes
+  std::vector<TensorEntry> tensors = {};  // in the order of their bytes in the file
   bool has_checksum = false;
   std::string checksum = {};  // as stored in the file; empty in files of other programs
 
@@ -33,22 +34,24 @@ struct Safetensors {
 };
 
 enum class Verify : uint8_t {
-  kAll,     // the checksum too, which reads the whole file
-  kHeader,  // what the header says, and that it fits the size of the file
+  kAll,     // header and checksum, which takes reading the whole file
+  kHeader,  // only the header, and that it fits the size of the file
 };
 
-// Throws Error, with the path and the reason, unless the header accounts for every byte.
+// Maps a file and reads its header. Throws Error, with the path and the reason, unless the header
+// accounts for every byte.
 Safetensors read_safetensors(const std::string& path, Verify verify = Verify::kAll);
 
 struct TensorToWrite {
   std::string name;
   std::string dtype;
   std::vector<int64_t> shape;
-  // Called once, in the order of the list; the bytes must live until the next call.
+  // Returns the tensor's bytes when they are to be written. Called once per tensor, in the order of
+  // the list; the bytes must live until the next call.
   std::function<std::string_view()> bytes;
 };
 
-// Called with the checksum when the file is written but not renamed yet.
+// A function that is called with the checksum when the file is written but not yet renamed.
 using BeforeCommit = std::function<void(const std::string& checksum)>;
 
 // Writes a file atomically; throws IoError.
@@ -56,7 +59,7 @@ void write_safetensors(const std::string& path, const Metadata& metadata,
                        const std::vector<TensorToWrite>& tensors,
                        const BeforeCommit& before_commit = {});
 
-// 0 for an unknown dtype.
+// The size of an element of this dtype ("F32"); 0 if the dtype is unknown.
 int64_t bytes_per_element(std::string_view dtype);
 
 }  // namespace moxie::cli

@@ -54,7 +54,7 @@ at::Tensor tensor_of(const TensorEntry& entry) {
 void write_tensors(const std::string& path, const Metadata& metadata,
                    const std::vector<NamedTensor>& tensors, const BeforeCommit& before_commit) {
   std::vector<TensorToWrite> list;
-  at::Tensor on_host;  // the one being written
+  at::Tensor on_host;  // the tensor being written
   for (const NamedTensor& named : tensors)
     list.push_back({named.name, word_of(named.tensor.scalar_type()), named.tensor.sizes().vec(),
                     [&on_host, tensor = named.tensor] {

@@ -1,4 +1,4 @@
-// torch tensors in safetensors files.
+// Reads and writes safetensors files as torch tensors.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -15,14 +15,15 @@ struct NamedTensor {
   at::Tensor tensor;
 };
 
-// Tensors on a GPU are copied to the host one at a time.
+// Writes a file. Tensors on a GPU are copied to the host one at a time, to save memory.
 void write_tensors(const std::string& path, const Metadata& metadata,
                    const std::vector<NamedTensor>& tensors, const BeforeCommit& before_commit = {});
 
-// A read-only view of the file's bytes, or a copy if they are not aligned.
+// A tensor of a file: a view of the mapped bytes, which must not be written to, or a copy if they
+// are not aligned.
 at::Tensor tensor_of(const TensorEntry& entry);
 
-// The dtype of F8_E4M3 and so on; throws Error if torch has no such dtype.
+// torch's dtype for the file's ("F8_E4M3" ..); throws Error if torch has none.
 at::ScalarType scalar_type_of(const TensorEntry& entry);
 
 }  // namespace moxie::cli

@@ -48,7 +48,7 @@ std::string capability_text(int capability) {
   return std::to_string(capability / 10) + "." + std::to_string(capability % 10);
 }
 
-// Why Moxie does not use a GPU; empty if it does.
+// Why Moxie does not use a GPU of this capability; empty if it does.
 std::string why_not_used(int capability) {
   if (!at::globalContext().hasCUDART()) return "this torch has no CUDA";
   if (!at::globalContext().hasCUDA()) return "torch finds no GPU that it can use";
@@ -68,7 +68,7 @@ std::vector<c10::Device> devices() {
   return all;
 }
 
-// Forward and backward of bf16 tensors with weights [groups, n, k].
+// Explains forward and backward of bf16 tensors with weights [groups, n, k].
 ops::Explanation explain(const std::string& recipe, c10::Device device, const Flags& flags) {
   constexpr int64_t kExperts = 8;  // any number up to 1023 gives the same kernels
   return ops::explain(

@@ -25,7 +25,7 @@ Cpu find_cpu() {
   Cpu cpu{.model = "unknown",
           .threads = std::thread::hardware_concurrency(),
           .instruction_set = name_of(best_isa())};
-  std::set<std::pair<std::string, std::string>> cores;  // socket, core in it
+  std::set<std::pair<std::string, std::string>> cores;  // (socket, number of the core in it)
   std::string socket, line;
   for (std::ifstream file("/proc/cpuinfo"); std::getline(file, line);) {
     const size_t colon = line.find(": ");

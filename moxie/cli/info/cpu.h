@@ -1,4 +1,4 @@
-// The CPU of this machine.
+// Describes the CPU of this machine.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace moxie::cli {
 struct Cpu {
   std::string model;
   int64_t cores = 0;            // 0 if unknown
-  int64_t threads = 0;          // hardware threads that this process may use
-  std::string instruction_set;  // of Moxie's cpu backend
+  int64_t threads = 0;          // as std::thread::hardware_concurrency() counts them
+  std::string instruction_set;  // the one that Moxie's cpu backend uses
 };
 
 Cpu find_cpu();

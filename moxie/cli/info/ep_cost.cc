@@ -16,11 +16,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kLargestPublished = 256;  // no time of a larger group was found
+constexpr int64_t kLargestPublished = 256;  // no published time of a larger group was found
 
-// What the tables compare. Moxie sends a token to a rank once; the other two show what that saves.
+// The ways to send tokens that the tables compare. Moxie sends a token to a rank once (`once`); the
+// variants without show what that saves.
 struct Variant {
-  const char* name;  // in JSON
+  const char* name;  // key in JSON
   const char* title;
   WireFormat wire;
   bool once_per_rank;
@@ -59,7 +60,8 @@ void check(const EpFlags& flags, int64_t ranks) {
               ", got ", domain);
 }
 
-// A group that is larger than the number of experts gets one for each rank.
+// The costs at one size of the EP group. If it has more ranks than the layer has experts, the model
+// gets one expert per rank.
 Size size_of(const EpFlags& flags, int64_t ranks) {
   check(flags, ranks);
   Size size{.ranks = ranks, .experts = std::max(flags.layer.odds.experts, ranks), .costs = {}};
@@ -78,8 +80,8 @@ Size size_of(const EpFlags& flags, int64_t ranks) {
   return size;
 }
 
-// The smallest group of the table whose legs take longer than the products: from there on overlap
-// cannot hide them.
+// The smallest group in the table whose legs take longer than the products, so that overlap cannot
+// hide the legs; absent if there is none.
 std::optional<int64_t> break_even(const std::vector<Size>& sizes, size_t variant) {
   for (const Size& size : sizes)
     if (size.costs[variant].seconds() > size.costs[variant].products_seconds) return size.ranks;
@@ -180,7 +182,7 @@ void print_exposed(const std::vector<Size>& sizes) {
   std::printf("%s", table.text().c_str());
 }
 
-// Of the wire that was asked for, with a token sent to a rank once.
+// Prints each leg with the wire that --wire names, where a token is sent to a rank once.
 void print_legs(const EpFlags& flags, const std::vector<Size>& sizes) {
   size_t chosen = 0;
   for (size_t i = 0; i < kVariants.size(); ++i)

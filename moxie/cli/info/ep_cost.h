@@ -1,4 +1,5 @@
-// The tables of `moxie info --ep`: bytes, times and exposed shares for each size of the group.
+// Prints the tables of `moxie info --ep`: bytes, times, and the share of time that the exchange
+// adds, for each size of the EP group.
 #pragma once
 
 #include "moxie/cli/info/ep_flags.h"

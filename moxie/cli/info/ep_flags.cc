@@ -8,9 +8,9 @@
 namespace moxie::cli {
 namespace {
 
-// mxfp8_rceil_128 on an H200, forward and backward with all quantization, sustained: 65536 rows in
-// 32 groups, w13 and w2 of DeepSeek-V3 (bench/results/nvidia-h200/grouped_mm.json,
-// grouped_mm_w2.json).
+// TFLOPS of the experts' products as measured on an H200: mxfp8_rceil_128, forward and backward
+// with all quantization, sustained, 65536 rows in 32 groups, w13 and w2 of DeepSeek-V3
+// (bench/results/nvidia-h200/grouped_mm.json, grouped_mm_w2.json).
 constexpr double kH200Tflops = 935;
 
 }  // namespace
@@ -20,7 +20,8 @@ std::shared_ptr<EpFlags> add_ep_flags(CLI::App& command) {
   flags->tflops = kH200Tflops;
   ExchangeCostArgs& layer = flags->layer;
   CLI::Option* ep = command.add_flag("--ep", flags->ep, "what expert parallelism's exchange costs");
-  const CLI::Range sizes(int64_t{1}, int64_t{1} << 20, "NUMBER");  // products fit 64 bits
+  const CLI::Range sizes(int64_t{1}, int64_t{1} << 20, "NUMBER");  // so products of them fit 64
+                                                                   // bits
   const CLI::Range speeds(1e-3, 1e6, "NUMBER");
   const auto number = [&](const char* name, int64_t& value, const std::string& what) {
     command.add_option(name, value, what + " [" + std::to_string(value) + "]")

@@ -15,7 +15,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Relative errors, without their signs.
+// The magnitudes of relative errors.
 struct Errors {
   std::vector<double> sorted;
 
@@ -68,7 +68,7 @@ Json to_json(const Errors& errors) {
   return {{"count", errors.sorted.size()}, {"median", errors.median()}, {"worst", errors.worst()}};
 }
 
-// With the halves exchanged.
+// The errors on the points usually fitted, when the other half of the points is fitted instead.
 Errors swapped_errors() {
   return errors_of(points_of(fit_links(Half::kHeldBack)), /*held_back=*/false);
 }

@@ -1,4 +1,5 @@
-// `moxie info --ep --published`: the points that the cost model was fitted to and tested on.
+// Prints `moxie info --ep --published`: the published times that the cost model was fitted to or
+// tested on, beside the model's.
 #pragma once
 
 #include "moxie/cli/info/ep_flags.h"

@@ -9,15 +9,16 @@
 namespace moxie::cli {
 namespace {
 
-// Constants of cuda.h.
+// Values of constants in cuda.h, which is not included.
 constexpr int kSuccess = 0, kCapabilityMajor = 75, kCapabilityMinor = 76;
 
-// The driver stays loaded, because unloading it after cuInit is not safe.
+// NVIDIA's driver library, loaded at run time. It is never unloaded, because that is not safe after
+// cuInit.
 class Driver {
  public:
   Driver() : handle_(::dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) {}
 
-  // Returns false if the function does not exist or fails.
+  // Calls a function of the driver. Returns false if the function does not exist or fails.
   template <class... Args>
   bool call(const char* function, Args... args) const {
     if (handle_ == nullptr) return false;
@@ -57,8 +58,8 @@ bool runs_on(std::string_view archs, int capability) {
     const auto parsed = std::from_chars(arch.data(), arch.data() + arch.size(), number);
     const std::string_view rest(parsed.ptr, arch.data() + arch.size() - parsed.ptr);
     if (number == capability) return true;
-    // 90a runs on 9.0 only. Machine code runs on later GPUs of its generation. Without "-real"
-    // there is PTX too, which the driver compiles for any later GPU.
+    // Kernels for 90a run on 9.0 only. Others also run on later GPUs of the same generation. Unless
+    // the name ends with "-real" there is PTX too, which the driver compiles for any later GPU.
     const bool is_later = number <= capability && !rest.starts_with('a') && !rest.starts_with('f');
     if (is_later && (number / 10 == capability / 10 || !rest.ends_with("-real"))) return true;
   }

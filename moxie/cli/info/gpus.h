@@ -1,5 +1,5 @@
-// The GPUs that NVIDIA's driver reports. Needs no CUDA headers or libraries, so that a build
-// without CUDA can still name a GPU that it does not use.
+// Lists the GPUs that NVIDIA's driver reports. It needs no CUDA headers or libraries, so that a
+// build without CUDA can still name a GPU that it does not use.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ struct Gpu {
   int64_t memory_bytes = 0;
 };
 
-// In CUDA's order; empty without a driver.
+// The GPUs in CUDA's order; none without a driver.
 std::vector<Gpu> find_gpus();
 
 // Whether kernels for these architectures, as CMake writes them ("90a-real 100a-real"), run on a

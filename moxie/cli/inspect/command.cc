@@ -34,7 +34,7 @@ constexpr const char* kMore =
     "2 or 3 dims are measured as weights; docs/INSPECT.md says what the numbers mean.";
 
 constexpr int64_t kMiB = 1 << 20;
-constexpr int64_t kManyMiB = 64;  // from here on, progress is shown
+constexpr int64_t kManyMiB = 64;  // from this size on, progress is shown
 
 struct Flags {
   std::string file;
@@ -49,7 +49,7 @@ bool matches(const std::string& name, const std::vector<std::string>& patterns) 
   });
 }
 
-// Refuses patterns that match no tensor.
+// Throws if one of the patterns matches no tensor.
 void check_patterns(const Flags& flags, const Safetensors& file) {
   std::vector<std::string_view> names;
   for (const TensorEntry& entry : file.tensors) names.push_back(entry.name);
@@ -61,7 +61,8 @@ void check_patterns(const Flags& flags, const Safetensors& file) {
         printable(did_you_mean(pattern, names)));
 }
 
-// AdamW's moments are not weights: they are measured only if the user names them.
+// Whether to measure a tensor as a weight. AdamW's moments are not weights: they are measured only
+// if the user asks for tensors by --tensor.
 bool is_measured(const TensorEntry& entry, const Flags& flags) {
   const size_t dims = entry.shape.size();
   const bool is_float =
@@ -103,7 +104,8 @@ class Inspector {
   }
 
  private:
-  // Rounded up only at the end, so that the last line of progress is shown once.
+  // Whole MiB for the progress line. Only the final value is rounded up, so that progress reaches
+  // its end, and prints its last line, once.
   int64_t mebibytes(int64_t bytes) const {
     return bytes == total_ ? (bytes + kMiB - 1) / kMiB : bytes / kMiB;
   }

@@ -77,7 +77,7 @@ std::string about_checkpoint(const Inspection& inspection) {
          << " layers, " << config.experts << " experts, top " << config.top_k << ", hidden "
          << config.hidden_dim << "\n";
     return text.str();
-  } catch (const Error& error) {  // the tensors are still printed
+  } catch (const Error& error) {  // not fatal: the tensors are still printed
     return plain(error.what()) + "\n";
   }
 }
@@ -155,9 +155,9 @@ Json qualities_json(const Inspection& inspection, const std::vector<Quality>& me
 Json checkpoint_json(const Inspection& inspection) {
   const auto found = inspection.file.metadata.find(kCheckpointKey);
   if (found == inspection.file.metadata.end()) return nullptr;
-  constexpr int kDeepest = 3;  // levels of JSON down to the words of a list of the config
+  constexpr int kDeepest = 3;  // nesting down to a word in a list in the config
   if (!try_parse_json(found->second, {.deepest = kDeepest})) return nullptr;
-  return Json::parse(found->second);  // parsed again, to keep the order of its fields
+  return Json::parse(found->second);  // try_parse_json() does not keep the order of fields
 }
 
 }  // namespace
@@ -195,7 +195,8 @@ std::string to_json(const Inspection& inspection) {
                      {"checkpoint", checkpoint_json(inspection)},
                      {"tensors", tensors},
                      {"total", sums}};
-  // A path need not be UTF-8. ASCII output contains no control characters for the terminal.
+  // A path may be no UTF-8, and may hold control characters that a terminal would obey; as ASCII,
+  // JSON holds neither.
   return json.dump(2, ' ', /*ensure_ascii=*/true, Json::error_handler_t::replace) + "\n";
 }
 

@@ -1,4 +1,4 @@
-// The result of an inspection, as a table and as JSON.
+// Prints the result of an inspection, as a table or as JSON.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@ namespace moxie::cli {
 struct InspectedTensor {
   const TensorEntry& entry;
   int64_t not_finite = 0;   // elements that are NaN or infinite
-  int64_t outside_f32 = 0;  // of F64, which is measured as F32: too large or small for it
-  std::vector<Quality> qualities = {};  // by recipe; empty if not measured
+  int64_t outside_f32 = 0;  // F64 elements beyond the range of F32, in which they are measured
+  std::vector<Quality> qualities = {};  // one per recipe; empty if not measured
 };
 
 struct Inspection {

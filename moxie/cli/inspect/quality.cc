@@ -20,15 +20,15 @@ namespace {
 
 constexpr int64_t kPieceElements = 1 << 22;
 constexpr int64_t kTallestBlock = 128;
-// Elements of a piece. A row must stay whole, because some recipes have one scale per row, and 128
-// rows make a block. With 2^23 elements the memory in use stays below 1 GB; with 2^24 it took 1.2
-// GB.
+// The most elements of a piece. A piece holds whole rows, as some recipes have one scale per row,
+// and 128 of them, as blocks can be that tall. With 2^23 elements memory stays below 1 GB; with
+// 2^24 it took 1.2 GB.
 constexpr int64_t kMostPieceElements = 1 << 23;
 
-// The exponents of the scales, int32, without those of blocks of zeros and of blocks with NaN.
+// The exponents of a tensor's scales, int32, except for blocks of zeros and blocks with NaN.
 at::Tensor exponents_of(const at::Tensor& w, const std::string& recipe) {
   const at::Tensor scale = std::get<1>(ops::quantize_weights(w, recipe));
-  if (scale.scalar_type() == at::kFloat) {  // one power of two per row
+  if (scale.scalar_type() == at::kFloat) {  // f32: one power of two per row
     const auto [mantissa, exponent] = at::frexp(scale);
     const at::Tensor counts = at::isfinite(scale) & (w != 0).any(-1);
     return (exponent - 1).masked_select(counts);
@@ -94,7 +94,7 @@ void for_each_piece(const TensorEntry& entry, const std::function<void(const at:
                                          int64_t{1}, std::max<int64_t>(groups, 1));
   const int64_t blocks = std::max<int64_t>(1, kPieceElements / (cols * kTallestBlock));
   const int64_t some_rows = std::min(rows, blocks * kTallestBlock);
-  at::Tensor copy;  // copy of one piece
+  at::Tensor copy;  // a piece, if the file's bytes are not aligned
   for (int64_t g = 0; g < groups; g += some_groups)
     for (int64_t r = 0; r < rows; r += some_rows) {
       const at::Tensor bytes = whole.narrow(0, g, std::min(some_groups, groups - g))

@@ -1,4 +1,4 @@
-// How well a recipe represents a tensor as a weight in forward.
+// Measures how well a recipe represents a tensor if the tensor is forward's weight.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -12,13 +12,14 @@
 
 namespace moxie::cli {
 
-// Additive over parts of a tensor and over tensors.
+// How much a recipe loses. Qualities of parts of a tensor, or of tensors, can be added up.
 struct Quality {
   double signal = 0, noise = 0;     // energy of the values, and of their errors
   double flushed = 0, clipped = 0;  // elements that became 0; that were clipped at 448
   double count = 0;                 // elements in all
-  int smallest = std::numeric_limits<int>::max();  // exponents of the scales, except for blocks of
-  int largest = std::numeric_limits<int>::min();   // zeros and blocks with NaN
+  // Exponents of the smallest and the largest scale; blocks of zeros or with NaN do not count.
+  int smallest = std::numeric_limits<int>::max();
+  int largest = std::numeric_limits<int>::min();
 
   void add(const Quality& other);
   bool has_scales() const { return smallest <= largest; }
@@ -26,17 +27,18 @@ struct Quality {
   double sqnr_db() const;
 };
 
-// Converts w for measuring: bf16 stays bf16, anything else becomes f32.
+// The dtype in which w is measured: bf16 stays bf16, anything else becomes f32.
 at::Tensor as_measured(const at::Tensor& w);
 
-// w [G, N, K], bf16 or f32.
+// Measures w [G, N, K], bf16 or f32.
 Quality measure(const at::Tensor& w, const std::string& recipe);
 
-// Calls f with pieces [g, n, k] of a tensor [N, K] or [G, N, K] of a file. A piece has at most a
-// few million elements, or 128 rows; no block of a recipe is in two pieces.
+// Calls f with pieces [g, n, k] of a file's tensor [N, K] or [G, N, K]. A piece has at most a few
+// million elements, or 128 rows if those are more. No block of a recipe is split between two
+// pieces.
 void for_each_piece(const TensorEntry& entry, const std::function<void(const at::Tensor&)>& f);
 
-// Whether 128 rows are too large to be in memory at once.
+// Whether the tensor is not measured because 128 of its rows have too many elements for one piece.
 bool is_too_wide(const std::vector<int64_t>& shape);
 
 }  // namespace moxie::cli

@@ -33,7 +33,7 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
       spawn({.program = program, .args = args, .err = STDERR_FILENO, .signals = before_});
   int status = 0;
   while (::waitpid(child, &status, WNOHANG) == 0) {
-    // In milliseconds: the longest timeout has no number of nanoseconds.
+    // Compares in milliseconds: the longest timeout would overflow in nanoseconds.
     if (std::chrono::floor<std::chrono::milliseconds>(Clock::now() - start) >= timeout) {
       ::kill(child, SIGKILL);
       ::waitpid(child, &status, 0);
@@ -43,9 +43,10 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
     const timespec slice = {.tv_sec = 0, .tv_nsec = 50'000'000};  // how late a timeout may come
     const int number = ::sigtimedwait(&signals_, &info, &slice);
     if (number < 0 || number == SIGCHLD) continue;
-    // A signal of the terminal has reached the child too. A signal of a process may have been sent
-    // to us alone or to our group, which is unknown. So the child gets a different signal, because
-    // a second one of the same kind would end it at once.
+    // A signal from the terminal (si_code > 0) has reached the child too. One from a process may
+    // have been sent to this process alone or to its whole group; which, is unknown here. So the
+    // child is sent another signal: if it has that one already, a second of the same kind would end
+    // it at once.
     if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGTERM ? SIGINT : SIGTERM);
     interrupted_ = true;
   }

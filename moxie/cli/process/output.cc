@@ -16,7 +16,7 @@ namespace moxie::cli {
 namespace {
 
 constexpr size_t kMostText = 64 << 10;
-constexpr int kNap = 5;  // ms between checks whether the child has ended
+constexpr int kNap = 5;  // milliseconds between two looks at whether the child has ended
 
 class Descriptor {
  public:
@@ -25,7 +25,7 @@ class Descriptor {
   Descriptor(const Descriptor&) = delete;
   Descriptor& operator=(const Descriptor&) = delete;
 
-  int number() const { return number_; }  // negative once closed: poll() ignores it
+  int number() const { return number_; }  // negative once closed, which poll() ignores
   void close() {
     if (number_ >= 0) ::close(number_);
     number_ = -1;
@@ -35,9 +35,9 @@ class Descriptor {
   int number_;
 };
 
-// Reads what is available, at most twice the size of a pipe, so that a child that prints without
-// end cannot keep us here. Closes `from` at the end of the stream. Text past kMostText is read and
-// dropped, so that the child does not block.
+// Reads what is available, but at most twice the size of a pipe: a child that prints without end
+// must not keep this loop busy past its timeout. Closes `from` at the end of the stream. Reads and
+// drops text past kMostText, so that the child does not block.
 void drain(Descriptor& from, std::string& text) {
   std::array<char, 4096> bytes;
   for (int i = 0; i < 32 && from.number() >= 0; ++i) {
@@ -65,14 +65,14 @@ Output read_output(const std::string& program, const std::vector<std::string>& a
   const pid_t pid = spawn(child);
   to.close();
 
-  // Waits for the end of the child, not of the stream: processes that the child started may still
-  // hold the stream open.
+  // Waits until the child ends, not until its stream ends: processes that the child started may
+  // keep the stream open.
   Output output;
   int status = 0;
   while (::waitpid(pid, &status, WNOHANG) == 0) {
     if (Clock::now() >= deadline) {
       ::kill(-pid, SIGKILL);
-      ::kill(pid, SIGKILL);  // in case the child does not lead its group yet
+      ::kill(pid, SIGKILL);  // in case the child has not made its process group yet
       ::waitpid(pid, nullptr, 0);
       output.end = Output::End::kTimedOut;
       return output;

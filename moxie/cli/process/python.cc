@@ -10,7 +10,8 @@
 namespace moxie::cli {
 namespace {
 
-// Removes the current folder from the path, where a file may be named sysconfig.py.
+// A Python script that prints the folder of the standard library. It first takes the current folder
+// off Python's search path, as a file there may be called sysconfig.py.
 constexpr const char* kAskLibrary =
     "import sys\n"
     "sys.path[:] = filter(None, sys.path)\n"

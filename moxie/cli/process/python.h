@@ -1,4 +1,4 @@
-// The Python that the program uses: python3, or the one that MOXIE_PYTHON names.
+// Finds Python: python3, or the program that MOXIE_PYTHON names.
 #pragma once
 
 #include <chrono>
@@ -8,11 +8,11 @@ namespace moxie::cli {
 
 std::string python_name();
 
-// Starting Python takes seconds on a slow disk, never a minute.
+// How long to wait for Python: on a slow disk it takes seconds to start, never a minute.
 inline constexpr std::chrono::milliseconds kPythonTimeout = std::chrono::minutes(1);
 
-// The folder of its standard library. Throws Error if there is no Python, or it does not answer in
-// time.
+// The folder of Python's standard library. Throws Error if there is no Python, or if it does not
+// answer in time.
 std::string python_library(std::chrono::milliseconds timeout = kPythonTimeout);
 
 }  // namespace moxie::cli

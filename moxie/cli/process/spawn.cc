@@ -12,7 +12,8 @@
 namespace moxie::cli {
 namespace {
 
-// Runs between fork and exec, so it may only make system calls.
+// Turns the forked child into the other program. It may only make system calls, because after
+// fork() another thread's locks may be held forever.
 [[noreturn]] void become(const SpawnArgs& args, char* const* words, pid_t parent) {
   ::prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (::getppid() != parent) ::_exit(128 + SIGTERM);
@@ -21,7 +22,7 @@ namespace {
   ::dup2(nothing, STDIN_FILENO);
   ::dup2(args.out == SpawnArgs::kNowhere ? nothing : args.out, STDOUT_FILENO);
   ::dup2(args.err == SpawnArgs::kNowhere ? nothing : args.err, STDERR_FILENO);
-  ::signal(SIGPIPE, SIG_DFL);  // we ignore it, which the child would inherit
+  ::signal(SIGPIPE, SIG_DFL);  // this program ignores it, and exec keeps that
   ::sigprocmask(SIG_SETMASK, &args.signals, nullptr);
   ::execvp(words[0], words);
   ::_exit(kNoProgram);

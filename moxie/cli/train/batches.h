@@ -10,15 +10,15 @@
 
 namespace moxie::cli {
 
-// All batches are int64 [B, S + 1].
+// All batches are int64 [B, S + 1]: B windows, each of S tokens and the token after them.
 class Batches {
  public:
   // The corpus must outlive this object.
   Batches(const Config& config, const Corpus& corpus, c10::Device device);
 
   at::Tensor to_train(int64_t window) const;  // the batch that starts at this window
-  // The batch that starts at `first`, or the rest, of `count` windows spread over the held-out
-  // text.
+  // A batch of the `count` windows that are spread over the held-out text: it starts at window
+  // `first`, and is shorter if fewer are left.
   at::Tensor held_out(int64_t first, int64_t count) const;
 
  private:

@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kRandom = "rng.cpu";
 
-// All tensors of a checkpoint, with their names.
+// Names and tensors of a checkpoint, except for the state of the random generator.
 std::vector<NamedTensor> tensors_of(const State& state) {
   std::vector<NamedTensor> tensors;
   for (const Weight& weight : state.optimizer.weights()) {
@@ -42,7 +42,8 @@ const TensorEntry& entry_of(const std::string& path, const Safetensors& file,
   return *entry;
 }
 
-// Checks only the header, so that a file of another size is not read completely for its checksum.
+// Checks names, shapes and dtypes of a file's tensors by its header, so that a file that does not
+// fit is refused without reading all of it for its checksum.
 void check_tensors(const std::string& path, const Safetensors& file,
                    const std::vector<NamedTensor>& tensors) {
   for (const NamedTensor& tensor : tensors)
@@ -64,7 +65,7 @@ std::string save_checkpoint(const std::string& folder, const Saved& saved, const
   write_tensors(path, {{kCheckpointKey, to_text(saved)}}, tensors, before_commit);
   int64_t kept = 0;
   for (const Checkpoint& checkpoint : find_checkpoints(folder)) {
-    // A checkpoint whose name is not a run's own was renamed by the user, and is kept.
+    // The user renamed checkpoints whose name does not fit their step: those are kept.
     const int64_t step = checkpoint.saved.position.step;
     if (!checkpoint.problem.empty() || named_step(checkpoint.path) != step) continue;
     if (++kept > saved.config.keep) fs::remove(checkpoint.path);

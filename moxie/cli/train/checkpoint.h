@@ -1,5 +1,5 @@
-// A checkpoint is one safetensors file: master weights, AdamW's moments, buffers, the state of the
-// random generator, and metadata (saved.h).
+// Writes and reads checkpoints. One is a safetensors file with the master weights, AdamW's moments,
+// buffers, the state of the random generator, and metadata (saved.h).
 #pragma once
 
 #include <string>
@@ -16,19 +16,22 @@ struct State {
   AdamW& optimizer;
 };
 
-// Writes folder/step-00000100.safetensors, then removes the oldest checkpoints, except for `keep`.
+// Writes a checkpoint, say folder/step-00000100.safetensors, then removes the oldest ones so that
+// `keep` (of the config) are left. Returns its path.
 std::string save_checkpoint(const std::string& folder, const Saved& saved, const State& state,
                             const BeforeCommit& before_commit);
 
-// Loads a checkpoint into a model of the same config. Throws Error, naming the first tensor that
-// does not fit, before anything is changed.
+// Loads a checkpoint into a model with the same config. If a tensor does not fit, throws Error with
+// its name, before anything is changed.
 Position load_checkpoint(const std::string& path, const State& state);
 
-// Writes only the weights, in float32, under the model's names.
+// Writes the weights and float buffers, without AdamW's state, under the model's names; weights are
+// float32.
 void save_weights(const std::string& path, const State& state);
-// Throws Error if that would fail because of the path, or overwrite a file of the run.
+// Throws Error if save_weights() would fail because of the path, or would overwrite a file of the
+// run.
 void check_weights_path(const std::string& path, const RunFolder& folder);
-// Loads weights from a file of save_weights() or a checkpoint; any float dtype.
+// Loads weights of any float dtype from a file of save_weights(), or from a checkpoint.
 void load_weights(const std::string& path, const State& state);
 
 }  // namespace moxie::cli

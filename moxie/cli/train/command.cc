@@ -30,7 +30,8 @@ struct Flags {
   bool json = false;
 };
 
-// A resumed run keeps its config. Only `steps`, and fields that do not change results, may differ.
+// The config of a resumed run. It is the saved one: only `steps`, and fields that do not change
+// results, may differ.
 Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::string& folder) {
   Config config = flags.resumed(saved);
   for (const Field& field : fields()) {
@@ -46,11 +47,12 @@ Config resumed_config(const ConfigFlags& flags, const Config& saved, const std::
   return config;
 }
 
-// The folder may come from another user, so its config must not decide which files outside of it
-// are written.
+// The file for the weights at the end of a resumed run; empty if none. The run's folder may come
+// from another user, so without a flag its config must not make this program write a file outside
+// of it.
 std::string resumed_weights_path(const ConfigFlags& flags, const Config& config, bool is_finished) {
   if (flags.has("save_weights") || config.save_weights.empty()) return config.save_weights;
-  if (is_finished) return "";  // they were written when it finished
+  if (is_finished) return "";  // a finished run has written them
   if (is_inside({config.out}, config.save_weights)) return config.save_weights;
   std::fprintf(
       stderr, "%s\n",
@@ -76,7 +78,7 @@ Result begin(Config config) {
 Result resume(const ConfigFlags& flags, const std::string& out) {
   const RunFolder folder{out};
   MOXIE_CHECK(holds_run(folder), "--resume: '", out, "' holds no run: there is no config.json");
-  const FolderLock lock(folder.lock());  // before the folder is read: nobody else may write it
+  const FolderLock lock(folder.lock());  // before reading, so that nobody else writes
   RunState before = read_run(folder);
   Config config = resumed_config(flags, before.config, out);
   const std::optional<Result> finished = finished_result(folder, config.steps, before);

@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr double kMany = 1e9;  // limit of counts: far from overflow, above any use
+constexpr double kMany = 1e9;  // limit of counts: more than any use needs, and far from overflow
 
 template <class T>
 T parse_number(const std::string& word, const Field& field) {
@@ -36,8 +36,8 @@ void check_number(const Field& field, double value) {
               short_number(value));
 }
 
-// Checks that text is UTF-8, because configs are written as JSON, and has no zero byte, which would
-// end a path.
+// Checks a text value: it must be UTF-8, because configs are written as JSON, and have no zero
+// byte, which would end a path.
 void check_text(const Field& field, const std::string& word) {
   const auto drop = Json::error_handler_t::ignore;
   const bool is_utf8 = Json::parse(Json(word).dump(-1, ' ', false, drop)) == word;
@@ -109,7 +109,7 @@ void set_value(Config& config, const Field& field, const Json& value) {
 }
 
 Json read_fields(const std::string& path) {
-  constexpr int kDeepest = 2;  // levels of JSON: object, list of words
+  constexpr int kDeepest = 2;  // nesting: object, list of words
   const MappedFile file(path);
   return parse_json(path, file.bytes(), {.deepest = kDeepest});
 }
@@ -290,7 +290,8 @@ Config saved_config(const Json& json, std::string_view where) {
     fail(where, ": ", error.what());
   }
   set_from_json(config, json, where);
-  // In configs without this field, the final evaluation read as many windows as the others.
+  // Configs from before this field existed: the final evaluation read as many windows as the
+  // others.
   if (!json.contains("final_eval_windows")) config.final_eval_windows = config.eval_windows;
   return config;
 }

@@ -1,5 +1,5 @@
-// The configuration of a training run. Its fields are listed once, in config.cc; flags, JSON,
-// checks and help are derived from that list.
+// The configuration of a training run. config.cc lists the fields once; flags, JSON, checks and
+// help are derived from its list.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -76,19 +76,19 @@ struct Config {
 enum class Part : uint8_t {
   kModel,
   kData,
-  kTraining,  // these three determine the results of a run
+  kTraining,  // kModel, kData and kTraining determine a run's results
   kRun,       // may change when a run is resumed
 };
 
 struct Field {
   using Member = std::variant<int64_t Config::*, double Config::*, bool Config::*,
                               std::string Config::*, Words Config::*>;
-  std::string_view name;  // in JSON; the flag has dashes for underscores
+  std::string_view name;  // as in JSON; the flag has dashes for underscores
   Part part;
   Member member;
   std::string_view help;
-  double least = 0, most = 0;               // of a number
-  std::vector<std::string_view> choices{};  // of a word; empty: anything
+  double least = 0, most = 0;               // limits of a number
+  std::vector<std::string_view> choices{};  // allowed words; empty: any text
 
   std::string flag() const;
 };
@@ -103,12 +103,12 @@ struct Preset {
 const std::vector<Preset>& presets();
 Config preset(std::string_view name);
 
-// All of these throw Error, with the field, the rule and the value.
+// The following functions throw Error, which names the field, the rule and the value.
 void set_from_words(Config& config, const Field& field, const Words& words);
 void set_from_json(Config& config, const nlohmann::ordered_json& json, std::string_view where);
 Config read_config(const std::string& path, const Config& base);
-// Reads the config that a run wrote. Fields that did not exist then keep the behaviour of that
-// time.
+// Reads a config that an earlier run wrote. Fields that did not exist then get the value that has
+// the behaviour of that version.
 Config saved_config(const nlohmann::ordered_json& json, std::string_view where);
 Config read_saved_config(const std::string& path);
 void check(const Config& config);

@@ -17,26 +17,29 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Version of the split into training and held-out text. It must change whenever a window moves from
-// one side to the other, so that no resumed run trains on text that it held out before.
+// Version of the way in which text is split into training and held-out text, part of every
+// fingerprint. It must change whenever a window moves from one side to the other, so that no
+// resumed run trains on text that it held out before.
 constexpr std::string_view kSplit = "split2-";
 
-// Text up to kReadWhole bytes is read completely for its fingerprint, in about 20 ms. Of more text
-// only kPieces pieces are read, because each may be a seek on a disk.
+// Up to kReadWhole bytes of text are read completely for the fingerprint, which takes about 20 ms.
+// Of more text only kPieces pieces are read, because each may be a seek on a disk.
 constexpr int64_t kReadWhole = 64 << 20;
 constexpr int64_t kPieces = 256, kPieceBytes = 256;
 
-// Half of the mappings that Linux allows a process; libraries need some too.
+// How many files stay mapped: half of the mappings that Linux allows a process (65,530), because
+// libraries need some too.
 constexpr size_t kMostMapped = 32768;
 
-// Mixes bits: multiplications carry low bits up, shifts bring high bits down.
+// Mixes the bits of x: multiplications carry low bits up, shifts bring high bits down.
 constexpr uint64_t mix(uint64_t x) {
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
   x = (x ^ (x >> 32)) * 0xd6e8feb86659fd93;
   return x ^ (x >> 32);
 }
 
-// Binary search: the smallest value below `count` for which `reached` holds; it must be monotonic.
+// Binary search for the smallest value below `count` for which `reached` is true; once true, it
+// must stay true for larger values.
 template <class Reached>
 int64_t first_where(int64_t count, Reached&& reached) {
   int64_t begin = 0, end = count - 1;
@@ -56,8 +59,8 @@ bool is_text(const fs::path& path) {
   return !file.bytes().empty() && file.bytes().substr(0, kLook).find('\0') == std::string::npos;
 }
 
-// Folders that are not read, among them those that runs and comparisons write: otherwise each run
-// would read the output of the one before.
+// Whether to skip a folder of the data. Folders of runs and comparisons (recognized by their lock)
+// are skipped, as otherwise each run would read the output of the one before.
 bool is_skipped_folder(const fs::path& folder) {
   const std::string name = folder.filename().string();
   std::error_code error;
@@ -67,8 +70,8 @@ bool is_skipped_folder(const fs::path& folder) {
           (fs::exists(folder / "config.json", error) || fs::exists(folder / "plan.json", error)));
 }
 
-// name: the path relative to the one that the user gave, so that the order does not depend on where
-// the data is.
+// A text file. `name` is its path relative to the path that the user gave; `order` is a hash of it,
+// so that the order of files does not depend on where the data is.
 struct Found {
   uint64_t order;
   std::string name, path;
@@ -82,7 +85,7 @@ Found found(const std::string& name, const fs::path& path) {
 }
 
 void find_in_folder(const fs::path& folder, std::vector<Found>& files) {
-  std::error_code error;  // dangling links are skipped
+  std::error_code error;  // ignored: a dangling link is no file, and is skipped
   fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied);
   for (; at != fs::recursive_directory_iterator(); ++at) {
     const std::string name = at->path().filename().string();
@@ -117,7 +120,7 @@ std::vector<std::string> find_text_files(const std::vector<std::string>& paths) 
     } catch (const fs::filesystem_error& problem) {
       throw IoError("--data: cannot read '" + path + "': " + problem.code().message());
     }
-    std::sort(here.begin(), here.end());  // of a file and a link to it, always the same one is kept
+    std::sort(here.begin(), here.end());  // of a file and its links, always keeps the same
     for (const Found& file : here)
       if (seen.insert(fs::weakly_canonical(file.path, error)).second) files.push_back(file);
   }
@@ -146,7 +149,8 @@ Corpus::Corpus(const CorpusOptions& options)
   }
   fingerprint_ = make_fingerprint(names);
   const int64_t all = std::max<int64_t>(bytes_ - 1, 0) / seq_len_;
-  // 64 windows of the tiny preset are 8 KB; for little text, many short stretches are better.
+  // How many windows a held-out stretch has: 64 if there is enough text (8 KB in the tiny preset);
+  // if there is little, many short stretches are a better sample.
   constexpr int64_t kLongest = 64, kEnough = 64;
   const double wanted = static_cast<double>(all) * share_;
   stretch_ = std::clamp<int64_t>(std::llround(wanted) / kEnough, 1, kLongest);
@@ -172,15 +176,16 @@ std::string Corpus::make_fingerprint(const std::string& names) const {
   if (bytes_ <= kReadWhole)
     for_each_piece(0, bytes_, add);
   else
-    for (int64_t i = 0; i < kPieces; ++i)  // includes the first and the last bytes
+    for (int64_t i = 0; i < kPieces; ++i)  // evenly spaced, from the first bytes to the last
       for_each_piece(i * (bytes_ - kPieceBytes) / (kPieces - 1), kPieceBytes, [&](auto bytes) {
         add(bytes);
-        return false;  // a piece ends with its file, as in all fingerprints so far
+        return false;  // a piece ends with its file, as old fingerprints expect
       });
   return std::string(kSplit) + sum.hex();
 }
 
-// Stops when f returns false.
+// Passes the stream's bytes from `place` on to f, file by file, until `count` are read or f returns
+// false.
 template <class F>
 void Corpus::for_each_piece(int64_t place, int64_t count, F&& f) const {
   auto at =
@@ -210,9 +215,9 @@ void Corpus::copy_window(int64_t window, uint8_t* to) const {
 void Corpus::read(int64_t position, uint8_t* to) const {
   const auto epoch = static_cast<uint64_t>(position / windows_);
   const int64_t index = shuffled(position % windows_, windows_, mix(seed_ + 1) + epoch);
-  const int64_t stretch = index / stretch_;  // among the stretches that are not held out
+  const int64_t stretch = index / stretch_;  // counted among the stretches that are not held out
   if (stretch >= stretches_ - held_out_before(stretches_))
-    return copy_window(index + held_out_, to);  // after the last whole stretch
+    return copy_window(index + held_out_, to);  // a window after the last whole stretch
   const int64_t at =
       first_where(stretches_, [&](int64_t i) { return i + 1 - held_out_before(i + 1) > stretch; });
   copy_window(at * stretch_ + index % stretch_, to);
@@ -248,9 +253,9 @@ bool is_old_fingerprint(const std::string& fingerprint) {
   return !fingerprint.starts_with("split");
 }
 
-// A Feistel network permutes the smallest even number of bits that holds `count`; values outside
-// the range are permuted again until they are inside. It needs no table, so any position is equally
-// cheap.
+// A Feistel network permutes the numbers of the fewest even bits that hold `count`. A result
+// outside of the range is permuted again, until it is inside. This needs no table, and costs the
+// same for any index.
 int64_t shuffled(int64_t index, int64_t count, uint64_t key) {
   constexpr int kRounds = 4;
   const int bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(count - 1)));

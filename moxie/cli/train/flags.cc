@@ -18,7 +18,7 @@ const char* heading(Part part) {
   return "The run";
 }
 
-// The default (of the tiny preset) for the help.
+// The default for the help, which is that of the tiny preset.
 std::string default_text(const Field& field) {
   const Config config;
   return std::visit(

@@ -1,4 +1,4 @@
-// The fields of a Config as command-line flags.
+// The command-line flags for the fields of a Config.
 #pragma once
 
 #include <map>
@@ -12,15 +12,16 @@ namespace moxie::cli {
 // The user's settings: a preset, then a file, then flags; later ones override earlier ones.
 struct ConfigFlags {
   std::string preset, file;                 // empty: not given
-  std::map<std::string_view, Words> given;  // by the field's name
+  std::map<std::string_view, Words> given;  // the words given for each field, by its name
 
   bool has(std::string_view name) const;
   Config config() const;
-  Config resumed(const Config& saved) const;  // file and flags over what a run began with
-  void apply(Config& config) const;           // the flags alone
+  Config resumed(const Config& saved) const;  // saved, overridden by file and flags
+  void apply(Config& config) const;           // sets the fields given as flags
 };
 
-// Adds the flags, grouped by part. `flags` must live as long as the app.
+// Adds a flag for every field to the command, grouped by part. `flags` must live as long as the
+// app.
 void add_config_flags(CLI::App& app, ConfigFlags& flags);
 
 std::string default_run_folder(const Config& config);

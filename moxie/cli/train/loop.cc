@@ -28,8 +28,8 @@
 namespace moxie::cli {
 namespace {
 
-// Above this many parameters, making and reading a model takes seconds, and writing ten times as
-// long, so messages are printed.
+// With more parameters than this, messages say what takes long: making or reading such a model
+// takes seconds, and writing it ten times as long.
 constexpr int64_t kLargeModel = 50'000'000;
 
 double now() {
@@ -40,14 +40,14 @@ class Run {
  public:
   explicit Run(const TrainArgs& args);
   Result train();
-  void write_weights();  // of the last step, to args.save_weights
+  void write_weights();  // writes the weights of the last step to args.save_weights
 
  private:
   void resume_or_init(const std::optional<Checkpoint>& newest);
   int64_t tokens() const { return position_.step * config_.tokens_per_step(); }
   int64_t held_out(int64_t asked) const { return std::min(asked, corpus_.held_out_windows()); }
   double evaluate(int64_t count, Progress* progress);
-  nlohmann::ordered_json evaluation(double loss, int64_t count) const;  // a line of metrics
+  nlohmann::ordered_json evaluation(double loss, int64_t count) const;  // as a line of metrics
   double final_evaluation();
   void step(Stats* stats);
   void not_finite(const at::Tensor& windows);
@@ -159,17 +159,17 @@ nlohmann::ordered_json Run::evaluation(double loss, int64_t count) const {
 
 double Run::final_evaluation() {
   const int64_t count = held_out(config_.final_eval_windows);
-  // Saves before the evaluation, which takes as long as many steps. First evaluates one batch, so
-  // that a model that the last step broke is not saved.
+  // Saves before the final evaluation, which takes as long as many steps. One batch is evaluated
+  // first, so that no model is saved that the last step broke.
   if (std::isfinite(evaluate(std::min(config_.batch, count), nullptr))) save();
   Progress progress(title_of(config_), 0, count, "held-out window");
   const double loss = evaluate(count, &progress);
   nlohmann::ordered_json line = evaluation(loss, count);
   line["final"] = true;
   const bool broken = !std::isfinite(loss) && config_.on_nan == "stop";
-  if (!broken) save();  // before the metrics line, which a resumed run writes again
+  if (!broken) save();  // saved first: a resumed run writes the metrics line again
   metrics_->write(line);
-  // After the last step, no later step would notice that it broke the model.
+  // A step that breaks the model is noticed by the next one; the last step has no next.
   if (broken)
     throw NotFinite("step " + std::to_string(position_.step) +
                     ": the held-out loss is not finite: " +
@@ -177,7 +177,7 @@ double Run::final_evaluation() {
   return loss;
 }
 
-// stats: not null if this step's statistics are due.
+// Takes an optimizer step. stats: null unless statistics of this step are due.
 void Run::step(Stats* stats) {
   const double start = now();
   at::Tensor batch, loss;
@@ -190,7 +190,8 @@ void Run::step(Stats* stats) {
     optimizer_.accumulate();
     position_.window += config_.batch;
   }
-  // One copy to the host per step: the values that decide whether the step is taken.
+  // The loss and the norm of the gradient decide whether the step is taken; they are copied to the
+  // host together, once per step.
   const at::Tensor seen = at::stack({loss, optimizer_.grad_norm()}).cpu().to(at::kDouble);
   loss_ = seen[0].item<double>();
   const double norm = seen[1].item<double>();
@@ -253,7 +254,7 @@ Result Run::train() {
   stop_if_interrupted();
   model_->train();
   while (position_.step < config_.steps) {
-    const bool has_trained = tokens_per_s_ > 0;  // not at the start, nor right after a resume
+    const bool has_trained = tokens_per_s_ > 0;  // false at the start and right after a resume
     const std::string speed = human_count(tokens_per_s_) + " tokens/s";
     progress_->show(position_.step, has_trained ? "loss " + fixed(loss_, 3) + "  " + speed : "");
     std::optional<Stats> stats;
@@ -281,7 +282,7 @@ Result Run::train() {
   const std::string text = to_json(result).dump(2) + "\n";
   lock_.check_folder();
   metrics_->note_result(result.steps, text);
-  write_file(folder_.result(), text);  // replaces the result of an earlier, shorter run
+  write_file(folder_.result(), text);  // replaces the result of an earlier run of fewer steps
   return result;
 }
 
@@ -292,7 +293,7 @@ Result train(TrainArgs args) {
   check(config);
   const RunFolder folder{config.out};
   if (config.threads > 0) at::set_num_threads(static_cast<int>(config.threads));
-  config.threads = at::get_num_threads();  // sums depend on it: a resumed run uses the same number
+  config.threads = at::get_num_threads();  // kept for resumed runs, as sums depend on it
   remove_unfinished_files(folder);
   if (!args.save_weights.empty()) check_weights_path(args.save_weights, folder);
   const std::optional<Result>& finished = args.finished;

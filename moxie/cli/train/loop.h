@@ -1,4 +1,4 @@
-// The training loop.
+// Trains a model: the loop of `moxie train`.
 #pragma once
 
 #include <stdexcept>
@@ -9,26 +9,27 @@
 
 namespace moxie::cli {
 
-// Thrown after a signal (InterruptSignals); the progress is saved in a checkpoint.
+// Thrown when a signal has ended the work (machine.h). Any progress is saved, and the message says
+// how to go on.
 class Interrupted : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Thrown if the loss is not finite and the config says to stop.
+// Thrown if the loss is not finite and --on-nan is stop.
 class NotFinite : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
 struct TrainArgs {
-  Config config;           // config.out is the run's folder
-  const FolderLock& lock;  // of that folder
-  RunState before = {};    // the folder's content; the run resumes from its newest checkpoint
-  std::optional<Result> finished = {};  // if all steps are done: only weights are left to write
-  std::string save_weights = {};        // file for the weights at the end; empty: none
+  Config config;           // config.out names the run's folder
+  const FolderLock& lock;  // lock of the run's folder
+  RunState before = {};    // what the folder holds; its newest checkpoint is resumed
+  std::optional<Result> finished = {};  // of a run whose steps are all done
+  std::string save_weights = {};        // file to write the weights to at the end; empty: none
 };
-// If the run is finished already, says so and returns its result.
+// Trains, or resumes. If the run is finished already, says so and returns its result.
 Result train(TrainArgs args);
 
 }  // namespace moxie::cli

@@ -52,7 +52,7 @@ InterruptSignals::InterruptSignals() {
   struct sigaction action = {}, before = {};
   action.sa_handler = note_signal;
   action.sa_flags = SA_RESTART;
-  ::sigaction(SIGPIPE, &action, nullptr);  // raised again for every line without a reader
+  ::sigaction(SIGPIPE, &action, nullptr);  // not SA_RESETHAND: SIGPIPE comes with every line
   action.sa_flags |= static_cast<int>(SA_RESETHAND);
   ::sigaction(SIGINT, &action, nullptr);
   ::sigaction(SIGTERM, &action, nullptr);
@@ -60,7 +60,7 @@ InterruptSignals::InterruptSignals() {
   if (before.sa_handler == SIG_IGN) std::signal(SIGHUP, SIG_IGN);  // nohup
 }
 
-// SIGPIPE stays ignored: a last message without a reader must not change the exit code.
+// SIGPIPE stays ignored, so that a last message that nobody reads does not change the exit code.
 InterruptSignals::~InterruptSignals() {
   std::signal(SIGPIPE, SIG_IGN);
   for (const int number : {SIGINT, SIGTERM, SIGHUP}) {

@@ -1,4 +1,4 @@
-// The machine: devices, memory, signals.
+// Devices, memory and signals of the machine.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -7,17 +7,18 @@
 
 namespace moxie::cli {
 
-// name: "auto", "cpu" or "cuda". Throws Error if "cuda" is given and Moxie cannot use a GPU.
+// Chooses the device by name: "auto", "cpu" or "cuda". Throws Error for "cuda" if Moxie cannot use
+// a GPU.
 c10::Device choose_device(const std::string& name);
 
 std::string describe(c10::Device device);
 
-// Peak memory so far: of the process, or of torch on a GPU.
+// The peak of memory so far: of the process on a CPU, of torch's allocations on a GPU.
 int64_t peak_memory_bytes(c10::Device device);
 
-// RAII: records signals that ask the program to end: SIGINT, SIGTERM, SIGHUP (closed terminal; not
-// under nohup), each of which ends the program when it arrives again, and SIGPIPE (the progress has
-// no reader any more).
+// While it lives, records signals that ask the program to end: SIGINT, SIGTERM and SIGHUP (the
+// terminal was closed; ignored under nohup), each of which ends the program if it comes a second
+// time, and SIGPIPE (nobody reads the progress any more).
 class InterruptSignals {
  public:
   InterruptSignals();
@@ -26,7 +27,7 @@ class InterruptSignals {
   InterruptSignals& operator=(const InterruptSignals&) = delete;
 };
 
-// Whether a signal was recorded.
+// Whether InterruptSignals has recorded a signal.
 bool interrupted();
 
 }  // namespace moxie::cli

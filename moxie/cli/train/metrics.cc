@@ -17,9 +17,9 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kDeepest = 2;  // levels of JSON: object, list of numbers
+constexpr int kDeepest = 2;  // nesting: object, list of numbers
 
-// A line that a run may have written.
+// A line of metrics.jsonl that may be a run's own: an object with a step.
 struct Line {
   Json json;
   int64_t step = 0;
@@ -39,8 +39,8 @@ std::optional<Line> line_of(std::string_view text) {
   return line;
 }
 
-// Calls f(bytes, line) for every line; bytes include the line end, and `line` is empty if no run
-// writes such a line. A last line without a line end was cut short by a kill, and is skipped.
+// Calls f(bytes, line) for every line. bytes include the line end; `line` is empty if no run writes
+// such a line. A last line without a line end was cut off by a kill, and is skipped.
 void for_each_line(const std::string& path,
                    const std::function<void(std::string_view, const std::optional<Line>&)>& f) {
   if (!std::filesystem::exists(path)) return;
@@ -89,7 +89,7 @@ Metrics::Metrics(const std::string& path, int64_t step) : path_(path) {
 Metrics::~Metrics() { ::close(fd_); }
 
 void Metrics::write(const nlohmann::ordered_json& line) {
-  const std::string text = line.dump() + "\n";  // one write(), so that a kill leaves whole lines
+  const std::string text = line.dump() + "\n";  // in one write(), so that a kill does not cut it
   const ssize_t written = ::write(fd_, text.data(), text.size());
   if (written < 0) fail_io("cannot write", path_, errno);
   if (static_cast<size_t>(written) != text.size()) fail_io("cannot write", path_, ENOSPC);

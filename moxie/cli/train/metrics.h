@@ -1,6 +1,7 @@
-// metrics.jsonl of a run: one line of JSON per event, with its step. It is also the run's ledger:
-// it records the checksum of every checkpoint and of the result, and a checkpoint records the
-// checksum of the lines before it. If one of these files is edited, another one contradicts it.
+// metrics.jsonl of a run: one line of JSON per event, with its step. It also serves as the run's
+// ledger: it records the checksum of every checkpoint and of the result, and each checkpoint
+// records the checksum of the lines before it. If one of these files is edited, another one
+// contradicts it.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -13,20 +14,21 @@ namespace moxie::cli {
 
 class Metrics {
  public:
-  // Continues an existing file, without the lines after `step` and those of the end of the run,
-  // which will be written again.
+  // Opens the file to continue it: drops lines after `step`, and lines that end a run, which will
+  // be written again.
   Metrics(const std::string& path, int64_t step);
   Metrics(const Metrics&) = delete;
   Metrics& operator=(const Metrics&) = delete;
   ~Metrics();
 
   void write(const nlohmann::ordered_json& line);  // throws IoError, e.g. if the disk is full
-  // Records a checkpoint that is about to be renamed; on the disk when this returns.
+  // Records the checksum of a checkpoint, before its file gets its name. The line is on the disk
+  // when this returns.
   void note_checkpoint(int64_t step, const std::string& checksum);
-  // Records the text of result.json, which is written next.
+  // Records the checksum of `text`, which is about to be written to result.json.
   void note_result(int64_t step, std::string_view text);
 
-  std::string checksum() const { return sum_.hex(); }  // of all lines so far
+  std::string checksum() const { return sum_.hex(); }  // over all lines so far
 
  private:
   std::string path_;
@@ -34,21 +36,21 @@ class Metrics {
   Checksum sum_;
 };
 
-// What the metrics record about the other files.
+// What metrics.jsonl records about the run's other files.
 struct Ledger {
   bool exists = false;
-  std::string before = {};      // checksum of the lines before the checkpoint of `step`
-  std::string checkpoint = {};  // checksum of the checkpoint of `step`; empty: not recorded
-  int64_t strange = 0;          // complete lines that no run writes
-  int64_t later = 0;            // lines of later steps
+  std::string before = {};      // checksum of the lines before the one for the checkpoint of `step`
+  std::string checkpoint = {};  // checksum of the checkpoint of `step`; empty if not recorded
+  int64_t strange = 0;          // number of complete lines that no run writes
+  int64_t later = 0;            // number of lines with later steps
 
   struct Last {
     int64_t step = 0;
-    nlohmann::json loss = {}, windows = {};  // of the last evaluation
+    nlohmann::json loss = {}, windows = {};  // of the final evaluation
   };
   std::optional<Last> last = {};
   int64_t result_step = -1;
-  std::string result = {};  // checksum of result.json; empty: not recorded
+  std::string result = {};  // checksum of result.json; empty if not recorded
 };
 Ledger read_ledger(const std::string& path, int64_t step);
 

@@ -25,13 +25,14 @@ namespace {
 
 constexpr double kInitStd = 0.02;
 
-// Tensors up to this many elements are drawn on the CPU, so that they start with the same bits on
-// every device. That includes all tensors of the presets tiny and small, whose largest has half as
-// many. A core draws about 150 million numbers per second; billions would take minutes, so larger
+// Tensors of up to this many elements are drawn on the CPU, so that they start with the same bits
+// on every device. In the presets tiny and small that is all of them: the largest has half as many.
+// A core draws about 150 million numbers per second, and billions would take minutes, so larger
 // tensors are drawn on the GPU.
 constexpr int64_t kMostFromCpu = 1 << 24;
 
-// Draws in float32, so that the dtype only changes the rounding.
+// Fills a weight with normal random numbers, drawn in float32, so that its dtype changes only their
+// rounding.
 void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
   const bool from_cpu = weight.is_cpu() || weight.numel() <= kMostFromCpu;
   const c10::Device device = from_cpu ? c10::Device(c10::kCPU) : weight.device();
@@ -41,8 +42,8 @@ void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
                    .normal_(0, std, generator));
 }
 
-// On a CPU, torch's blocked attention makes a small GEMM per head and block, each with its own
-// set-up cost. For windows shorter than this, one GEMM for all heads takes a third of the time.
+// On a CPU, windows shorter than this use one GEMM for all heads, which takes a third of the time:
+// torch's blocked attention makes a small GEMM for each head and block, and each has a set-up cost.
 constexpr int64_t kBlockedWindow = 256;
 
 at::Tensor causal_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -60,7 +61,7 @@ nn::MxLinear linear(int64_t in, int64_t out, const at::TensorOptions& tensor) {
       .in_features = in, .out_features = out, .bias = false, .recipe = "bf16", .tensor = tensor});
 }
 
-// Rotary embedding; pairs are dims i and i + head_dim / 2.
+// Rotates q or k by position (rotary embedding); pairs are dims i and i + head_dim / 2.
 at::Tensor rotate(const at::Tensor& x, const Rope& rope) {
   const std::vector<at::Tensor> halves = x.to(at::kFloat).chunk(2, -1);
   const at::Tensor &a = halves[0], &b = halves[1];
@@ -164,11 +165,11 @@ LanguageModelImpl::LanguageModelImpl(const Config& config, c10::Device device)
     at::Generator of_gpu = at::globalContext().defaultGenerator(device);
     of_gpu.set_current_seed(seed);
   }
-  // Outputs that are added to the residual stream, two per layer, start small, because their
-  // variance adds up.
+  // The outputs of a layer's two parts are added to the residual stream, and their variances add
+  // up, so their weights start smaller.
   const double out_std = kInitStd / std::sqrt(2.0 * static_cast<double>(config.layers));
   for (const auto& item : named_parameters()) {
-    if (item.value().dim() < 2) continue;  // weights of norms stay 1
+    if (item.value().dim() < 2) continue;  // the weights of norms stay 1
     const bool out = item.key().ends_with("wo.weight") || item.key().ends_with("w2");
     draw(item.value(), out ? out_std : kInitStd, generator);
   }
@@ -221,13 +222,14 @@ int64_t LanguageModelImpl::parameter_count() const {
 }
 
 NameToRecipe recipes_of(const Config& config) {
-  // As in common practice, the head, the routers and the narrow wk and wv are not quantized: no
-  // pattern here names them.
+  // As is common practice, no pattern here names the head, the routers or the narrow wk and wv:
+  // they are not quantized.
   const bool has_experts = config.experts > 0 && config.dense_layers < config.layers;
   const std::string experts = "re:.*\\.(experts|shared)", linears = "re:.*\\.(wq|wo|mlp)";
   NameToRecipe general, special;
   for (const std::string& word : config.recipe) {
-    // Fields of a recipe contain "=" too, but after a ":".
+    // "=" separates part and recipe only before a ":", because after one the fields of a recipe
+    // contain "=".
     const size_t start = word.starts_with("re:") ? 3 : 0;
     const size_t split = word.find('=', start);
     if (split == word.npos || word.find(':', start) < split) {
@@ -240,7 +242,7 @@ NameToRecipe recipes_of(const Config& config) {
                 "'");
     special.emplace_back(part == "experts" ? experts : part == "linears" ? linears : part, recipe);
   }
-  special.insert(special.end(), general.begin(), general.end());  // an earlier pattern wins
+  special.insert(special.end(), general.begin(), general.end());  // they come first, so they win
   return special;
 }
 

@@ -1,4 +1,5 @@
-// A decoder-only language model: blocks of attention and experts (or one dense MLP).
+// A decoder-only language model made of blocks, each with attention and then experts or one dense
+// MLP.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -16,7 +17,8 @@
 
 namespace moxie::cli {
 
-// Called with the input and output of each part of the model, in order: "layers.2.attention".
+// A function that forward calls with the input and output of each part of the model, in order;
+// `name` is "layers.2.attention" and so on.
 using Tap =
     std::function<void(const std::string& name, const at::Tensor& in, const at::Tensor& out)>;
 
@@ -29,7 +31,7 @@ class RmsNormImpl : public torch::nn::Module {
 };
 TORCH_MODULE(RmsNorm);
 
-// Rotary angles, by position and pair of a head's dims.
+// Sines and cosines of the rotary angles, for each position and each pair of a head's dims.
 struct Rope {
   at::Tensor cos, sin;  // f32 [S, head_dim / 2]
 };
@@ -53,8 +55,8 @@ class BlockImpl : public torch::nn::Module {
 
   RmsNorm attention_norm = nullptr, mlp_norm = nullptr;
   Attention attention = nullptr;
-  nn::Moe moe = nullptr;             // or
-  nn::GroupedExperts mlp = nullptr;  // of a dense layer
+  nn::Moe moe = nullptr;             // in layers with experts
+  nn::GroupedExperts mlp = nullptr;  // in dense layers
 
  private:
   std::string name_;
@@ -63,26 +65,27 @@ TORCH_MODULE(Block);
 
 struct Losses {
   at::Tensor tokens;   // f32 []: mean negative log likelihood, in nats
-  at::Tensor routers;  // f32 []: the load-balancing loss
+  at::Tensor routers;  // f32 []: the sum of the routers' losses
 };
 
 class LanguageModelImpl : public torch::nn::Module {
  public:
-  // Weights are drawn from the config's seed: the same for every recipe and, except for tensors of
-  // tens of millions of elements, for every device. On at::kMeta the model has only shapes.
+  // Draws the weights from the config's seed: they are the same for every recipe and, except for
+  // tensors of tens of millions of elements, on every device. On at::kMeta the model has only
+  // shapes.
   LanguageModelImpl(const Config& config, c10::Device device);
 
-  // windows: int64 [B, S + 1]
+  // The losses of a batch. windows: int64 [B, S + 1].
   Losses forward(const at::Tensor& windows, const Tap& tap = {});
-  // Call after an optimizer step: updates the bias of routers that balance by one, and resets
-  // counts.
+  // Call it after each optimizer step: updates the bias of routers that balance their load by one,
+  // and resets the counts of all.
   void update_routers();
   void each_moe(const std::function<void(const std::string& name, nn::MoeImpl& moe)>& visit);
   int64_t parameter_count() const;
 
  private:
   const Rope& rope(int64_t length, const at::Device& device);
-  at::Tensor embed_, head_;  // [V, D]; head_ is undefined if tied
+  at::Tensor embed_, head_;  // [V, D]; head_ is undefined if it is tied to embed_
   torch::nn::ModuleList blocks_;
   RmsNorm norm_ = nullptr;
   Rope rope_;
@@ -91,10 +94,12 @@ class LanguageModelImpl : public torch::nn::Module {
 };
 TORCH_MODULE(LanguageModel);
 
-// Maps the config's recipes ("mxfp8_rceil_128", "experts=mxfp8_rceil_128", ...) to modules.
+// Resolves the config's recipes ("mxfp8_rceil_128", "experts=mxfp8_rceil_128", ..) to a recipe per
+// module or pattern of modules.
 NameToRecipe recipes_of(const Config& config);
 
-// The number of parameters of the model. Throws Error if a recipe is invalid or names no module.
+// Makes the model without memory, and returns its number of parameters. Throws Error if a recipe is
+// invalid or names no module.
 int64_t check_model(const Config& config);
 
 }  // namespace moxie::cli

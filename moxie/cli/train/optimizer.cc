@@ -53,7 +53,7 @@ void AdamW::drop_gradients() {
 void AdamW::step(int64_t step, double norm) {
   const at::NoGradGuard no_grad;
   step_.fill_(static_cast<double>(step + 1));
-  // The fused kernel divides gradients by this.
+  // The fused kernel divides gradients by scale_, which clips their norm.
   scale_.fill_(config_.clip > 0 ? std::max(1.0, norm / config_.clip) : 1.0);
   for (const bool matrices : {false, true}) {
     std::vector<at::Tensor> masters, grads, means, squares, steps;

@@ -1,4 +1,5 @@
-// AdamW on float32 master weights; the model's weights are the masters, rounded to its dtype.
+// AdamW on float32 master weights. The model's own weights are the masters, rounded to the model's
+// dtype.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,12 +26,12 @@ class AdamW {
 
   // Adds the gradients of a micro-batch, and clears them in the model.
   void accumulate();
-  at::Tensor grad_norm() const;  // f32 [], of the accumulated gradients
-  // norm: the value of grad_norm(). Clears the accumulated gradients.
+  at::Tensor grad_norm() const;  // f32 []: the norm of the accumulated gradients
+  // Takes a step with the accumulated gradients, then clears them. norm: the value of grad_norm().
   void step(int64_t step, double norm);
   void drop_gradients();
 
-  // Sets the model's weights from the masters.
+  // Sets the model's weights to the rounded masters.
   void write_weights();
   const std::vector<Weight>& weights() const { return weights_; }
 
@@ -40,8 +41,8 @@ class AdamW {
   at::Tensor step_, scale_;  // f32 []
 };
 
-// The learning rate of a step, from 0: linear warm-up to config.lr, then a cosine to
-// config.min_lr * config.lr.
+// The learning rate of a step (the first is 0): a linear warm-up to config.lr, then a cosine down
+// to config.min_lr * config.lr.
 double learning_rate(const Config& config, int64_t step);
 
 }  // namespace moxie::cli

@@ -12,9 +12,10 @@ Config named(std::string_view name, Config config) {
 
 }  // namespace
 
-// Memory: 20 bytes per parameter (bf16 weight and gradient; float32 master, gradient and two
-// moments), and what a step saves for backward. The final evaluation reads 256 windows of 4096
-// tokens, twice as many tokens as that of the tiny preset.
+// The presets. The large ones are sized by memory: 20 bytes per parameter (bf16 weight and
+// gradient; float32 master, gradient and two moments), plus what a step saves for backward. Their
+// final evaluation reads 256 windows of 4096 tokens, twice as many tokens as that of the tiny
+// preset.
 const std::vector<Preset>& presets() {
   static const std::vector<Preset> all = {
       {"tiny", "1 million parameters: a CPU trains it in a minute or two", named("tiny", {})},

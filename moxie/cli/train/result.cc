@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-// JSON has no number that is not finite; it is written as null.
+// Reads a number. JSON cannot hold NaN or infinity; they are written as null and read as NaN.
 double number_of(const Json& json, const char* name) {
   const Json& value = json.at(name);
   return value.is_null() ? std::numeric_limits<double>::quiet_NaN() : value.get<double>();

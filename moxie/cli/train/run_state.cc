@@ -16,13 +16,14 @@ bool is_same(const Config& a, const Config& b, const Field& field) {
   return std::visit([&](const auto member) { return a.*member == b.*member; }, field.member);
 }
 
-// Fields about where the run is, its title and what else it writes; they do not affect its results.
+// Whether a field says only where the run is, what it is called or where its weights are written;
+// results do not depend on it.
 bool is_about_files(const Field& field) {
   return field.name == "out" || field.name == "title" || field.name == "save_weights";
 }
 
-// config.json is rewritten when a run is resumed with other flags, so fields that a resumed run may
-// change can differ from the checkpoint; the others must not.
+// Compares config.json with the config in the newest checkpoint. A resumed run may have changed
+// some fields in config.json, so these may differ, which is noted; others must not.
 void compare_configs(const RunFolder& folder, RunState& state) {
   const Config &config = state.config, &saved = state.newest->saved.config;
   const auto differs = [&](std::string_view name, const std::string& here,
@@ -44,8 +45,8 @@ void compare_configs(const RunFolder& folder, RunState& state) {
                           "; the fields count, not its name");
 }
 
-// Chooses the newest checkpoint by the step inside it. One that cannot be read might be newer,
-// unless its name says otherwise.
+// Chooses the newest checkpoint by the step inside the file. One that cannot be read is an error,
+// because it might be the newest, unless its name has an older step.
 void choose_newest(const RunFolder& folder, RunState& state) {
   for (Checkpoint& checkpoint : find_checkpoints(folder.checkpoints())) {
     const int64_t named = named_step(checkpoint.path), step = checkpoint.saved.position.step;
@@ -107,10 +108,10 @@ void check_result(const RunFolder& folder, const Result& result, RunState& state
     state.notes.push_back("'" + folder.metrics() + "' lacks the last evaluation");
     return;
   }
-  // JSON has no number that is not finite; it is written as null.
+  // In JSON, a loss that is not finite is written as null.
   const nlohmann::json loss =
       std::isfinite(result.eval_loss) ? nlohmann::json(result.eval_loss) : nlohmann::json();
-  const bool says_windows = result.eval_windows > 0;  // absent in old files
+  const bool says_windows = result.eval_windows > 0;  // old result files do not have it
   MOXIE_CHECK(ledger.last->step == result.steps && ledger.last->loss == loss &&
                   (!says_windows || ledger.last->windows == nlohmann::json(result.eval_windows)),
               "'", folder.result(), "' and the last evaluation in '", folder.metrics(),

@@ -16,9 +16,9 @@ namespace fs = std::filesystem;
 using Json = nlohmann::ordered_json;
 
 constexpr std::string_view kPrefix = "step-", kSuffix = ".safetensors";
-constexpr int64_t kTooMany = int64_t{1} << 62;  // steps or windows: more would overflow
-constexpr int kDigits = 8;                      // names then sort like steps, up to 10^8
-constexpr int kDeepest = 3;                     // levels of JSON: saved, config, list of words
+constexpr int64_t kTooMany = int64_t{1} << 62;  // limit of steps and windows, against overflow
+constexpr int kDigits = 8;                      // names sort in order of steps, up to 10^8
+constexpr int kDeepest = 3;                     // nesting: saved, config, list of words
 
 Checkpoint read_checkpoint(const std::string& path) {
   Checkpoint checkpoint{.path = path};

@@ -10,15 +10,16 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Names of operands in the model: in an MLP's two GEMMs, x and w13 give h, then h and w2 give y;
-// the gradients are dh and dy. The transposed forms differ little and are left out.
+// An operand of a product, with its name in the metrics. In an MLP's two products, x and w13 give
+// h, and h (after SwiGLU) and w2 give y; their gradients are dh and dy. The transposed forms are
+// left out, because they differ little.
 struct NamedOperand {
-  int64_t product, part;  // indices in stats()
+  int64_t product, part;  // indices into Quantizable::stats()
   std::string name;
 };
 
 std::vector<NamedOperand> operands_of(const nn::Quantizable& module) {
-  enum : int64_t { kX = 0, kW = 1, kDy = 4 };  // in kStatsParts
+  enum : int64_t { kX = 0, kW = 1, kDy = 4 };  // positions in kStatsParts
   if (module.products().size() == 1) return {{0, kX, "x"}, {0, kW, "weight"}, {0, kDy, "dy"}};
   return {{0, kX, "x"}, {0, kW, "w13"}, {0, kDy, "dh"},
           {1, kX, "h"}, {1, kW, "w2"},  {1, kDy, "dy"}};
@@ -68,7 +69,7 @@ void Stats::write(int64_t step, Metrics& metrics) const {
                      {"step", step},
                      {"name", module.name},
                      {"tensor", operand.name},
-                     // null where nothing is lost, or all values are 0
+                     // null if nothing is lost (infinite), or if all values are 0 (NaN)
                      {"sqnr_db", std::isfinite(db) ? Json(db) : Json()},
                      {"flushed", share(2)},
                      {"clipped", share(3)}});

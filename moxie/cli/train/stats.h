@@ -1,5 +1,5 @@
-// Statistics of a step: the load of the experts, and the quantization error of every operand of
-// every GEMM.
+// Statistics of one training step: the load of the experts, and what quantization loses of every
+// operand of every product.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace moxie::cli {
 
-// RAII: makes the model's modules collect statistics.
+// While it lives, the model's modules collect statistics.
 class Stats {
  public:
   explicit Stats(LanguageModelImpl& model);
@@ -18,10 +18,10 @@ class Stats {
   Stats& operator=(const Stats&) = delete;
   ~Stats();
 
-  // Records the rows of each expert in this step. Call before update_routers(), which resets
-  // counts.
+  // Records how many rows each expert got in this step. Call it before update_routers(), which
+  // resets the counts.
   void count_load();
-  // Reads everything from the device.
+  // Copies the statistics from the device and writes them as lines of the metrics.
   void write(int64_t step, Metrics& metrics) const;
 
  private:
@@ -34,7 +34,7 @@ class Stats {
     at::Tensor counts;  // int64 [E]
   };
   LanguageModelImpl& model_;
-  std::vector<Module> modules_;  // those whose recipe quantizes
+  std::vector<Module> modules_;  // modules whose recipe quantizes
   std::vector<Load> loads_;
 };
 

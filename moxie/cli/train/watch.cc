@@ -12,14 +12,15 @@ namespace {
 
 bool all_finite(const at::Tensor& x) { return at::isfinite(x).all().item<bool>(); }
 
-// The first index of dim 0 with a value that is not finite.
+// The first index of dim 0 at which a value is not finite; absent if all are finite.
 std::optional<int64_t> first_not_finite(const at::Tensor& x) {
   const at::Tensor bad = at::isfinite(x).logical_not().flatten(1).any(1).nonzero();
   if (bad.numel() == 0) return std::nullopt;
   return bad[0].item<int64_t>();
 }
 
-// ", first in expert 5", for a tensor with a matrix per expert.
+// Says which expert's matrix is the first that is not finite, as in ", first in expert 5"; empty
+// for a tensor without experts.
 std::string expert_of_weight(const at::Tensor& weight) {
   if (weight.dim() != 3 || weight.size(0) == 1) return "";
   return ", first in expert " + std::to_string(first_not_finite(weight).value());
@@ -54,8 +55,8 @@ std::string find_in_forward(LanguageModelImpl& model, const at::Tensor& windows)
   return found;
 }
 
-// Searches in the order of backward, from the head to the embedding, because a value that is not
-// finite spreads to everything after it.
+// Finds the first gradient that is not finite in the order of backward, from the head to the
+// embedding: from its origin it spreads to everything that comes later.
 std::string find_in_gradients(const std::vector<Weight>& weights) {
   std::vector<const Weight*> order;
   for (auto weight = weights.rbegin(); weight != weights.rend(); ++weight)

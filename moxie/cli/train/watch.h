@@ -1,4 +1,4 @@
-// Finds the origin of a loss that is not finite.
+// Finds where a loss that is not finite comes from.
 #pragma once
 
 #include <string>
@@ -7,8 +7,9 @@
 
 namespace moxie::cli {
 
-// "the output of layers.1.moe is not finite, first in expert 5": searches weights, then the output
-// of each part for these windows, then gradients. Runs a forward pass.
+// Says what is not finite first, as in "the output of layers.1.moe is not finite, first in expert
+// 5". It looks at the weights, then at the output of each part for these windows, then at the
+// gradients, and runs a forward pass for that.
 std::string find_not_finite(LanguageModelImpl& model, const AdamW& optimizer,
                             const at::Tensor& windows);
 
