@@ -1,7 +1,7 @@
-// Packs structs of small fields into one integer, which a graph carries in place of text. The
+// Packs a struct of small fields into one integer, which a graph carries in place of text. The
 // integer is the same in every process.
 //
-// A struct lists its fields once, for both directions:
+// A struct lists its fields once, for both directions, each with its number of bits:
 //
 //   template <class Self, class F> static void fields(Self& self, F&& f) { f(self.rule, 2); ... }
 #pragma once
@@ -19,7 +19,8 @@ namespace moxie::ops {
 
 inline constexpr int kBlockBits = 3;  // an index into kBlocks
 
-// The number of values of an enum: unpack() refuses larger ones. 0 if every bit pattern is valid.
+// The number of values of an enum: unpack() refuses values beyond it. 0 means that every bit
+// pattern is a value.
 template <class T>
 inline constexpr uint64_t kNumValues = 0;
 template <>
@@ -73,7 +74,7 @@ class BitReader {
     (*this)(of);
     block = present ? std::optional(of) : std::nullopt;
   }
-  // Whether every field had a valid value and no bits are left.
+  // Whether every field had a valid value and no bits are left after the last field.
   bool is_right() const { return is_right_ && value_ == 0; }
 
  private:

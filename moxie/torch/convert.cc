@@ -15,11 +15,11 @@ namespace {
 
 constexpr const char* kOp = "quantize";
 constexpr std::string_view kPattern = "re:";
-constexpr size_t kShown = 60;  // characters of a pattern in a message
+constexpr size_t kShown = 60;  // how many characters of a pattern a message shows
 
-// Why a pattern is refused; nullptr: it is not. regcomp() recurses for each parenthesis and expands
-// braces, and regexec() tries every way to match a back-reference, so a pattern could exhaust the
-// stack, memory or time.
+// Why a pattern is refused, or nullptr if it is allowed. regcomp() recurses for each parenthesis
+// and expands braces, and regexec() tries every way to match a back-reference, so a pattern could
+// exhaust the stack, memory or time.
 const char* why_refused(std::string_view regex) {
   constexpr size_t kLongest = 1000;
   constexpr int kDeepest = 32;
@@ -79,8 +79,8 @@ struct Rule {
   bool matched = false;
 };
 
-// The rule for a name: an exact match first, then the first pattern. All matching rules count as
-// used.
+// Finds the rule for a module's name: an exact match, else the first pattern that matches. Marks
+// all rules that match, so that only those that match no module are errors.
 Rule* find_rule(std::vector<Rule>& rules, const std::string& name) {
   Rule* found = nullptr;
   for (Rule& rule : rules) {

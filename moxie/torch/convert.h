@@ -5,7 +5,7 @@
 //
 // A key is the exact name of a module, or "re:" and an extended regular expression that must match
 // a whole name. An exact name wins over a pattern, an earlier pattern over a later one, and nullopt
-// leaves a module as it is. A key that matches nothing is an error, and nothing is changed then.
+// leaves a module as it is. If a key matches no module, quantize() throws and changes nothing.
 //
 // Only Moxie's own modules (MxLinear, GroupedExperts) can take a recipe. The owner of a
 // torch::nn::Linear holds it by that type, so it cannot be replaced by another module: a key that
@@ -35,7 +35,7 @@ using NameToRecipe = std::vector<std::pair<std::string, std::optional<ModuleReci
 
 struct Converted {
   std::string name;    // of the module
-  std::string recipe;  // its recipe now
+  std::string recipe;  // the recipe it has now
 };
 
 std::vector<Converted> quantize(torch::nn::Module& model, const NameToRecipe& recipes);

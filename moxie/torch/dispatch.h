@@ -1,4 +1,4 @@
-// Calls ops through torch's dispatcher; the signature follows from the arguments:
+// Calls an op through torch's dispatcher; its signature is deduced from the arguments:
 //
 //   dispatch<"moxie::top_k", at::Tensor>(scores, k);
 #pragma once
@@ -19,7 +19,8 @@ struct OpName {
   char value[kSize];
 };
 
-// How the dispatcher passes an argument: tensors by reference, everything else by value.
+// The type with which the dispatcher passes an argument: tensors by reference, everything else by
+// value.
 template <class T>
 using Passed = std::conditional_t<
     std::is_same_v<T, at::Tensor> || std::is_same_v<T, std::optional<at::Tensor>>, const T&, T>;

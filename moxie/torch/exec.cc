@@ -11,8 +11,8 @@ namespace {
 class TorchThreads final : public Parallel {
  public:
   void run(int64_t count, int64_t grain, const Body& body) override {
-    // Iterates over pieces of one grain, because at::parallel_for may make ranges slightly shorter
-    // than its grain.
+    // at::parallel_for runs over pieces of one grain each, because its ranges of single items may
+    // be slightly shorter than its grain.
     const int64_t pieces = max<int64_t>(count / max<int64_t>(grain, 1), 1);
     const int64_t size = count / pieces;
     at::parallel_for(0, pieces, 1, [&](int64_t begin, int64_t end) {
@@ -21,7 +21,7 @@ class TorchThreads final : public Parallel {
   }
 };
 
-TorchThreads torch_threads;  // has no state
+TorchThreads torch_threads;  // one for all calls: it has no state
 
 }  // namespace
 
@@ -32,7 +32,7 @@ DeviceScope::DeviceScope(c10::Device device) {
   }
   exec_ = {.backend = Backend::kCuda};
   if constexpr (kHasCuda) {
-    // Uses torch's device interface, to avoid torch's CUDA headers.
+    // Gets the stream through torch's device interface, which needs no CUDA headers of torch.
     guard_.reset_device(device);
     exec_.stream = c10::impl::VirtualGuardImpl(device.type()).getStream(device).native_handle();
   }

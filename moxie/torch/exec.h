@@ -1,4 +1,4 @@
-// Where an op runs: on a CPU, torch's own threads; on a GPU, the current stream of the tensor's
+// Where an op runs: on a CPU in torch's own threads, on a GPU in the current stream of the tensor's
 // device.
 #pragma once
 
@@ -9,8 +9,8 @@
 
 namespace moxie::ops {
 
-// RAII: makes `device` current and disables autograd, so that copies of arguments inside an op are
-// not recorded.
+// While it lives, `device` is current and autograd is off, so that copies of arguments that an op
+// makes are not recorded.
 class DeviceScope {
  public:
   explicit DeviceScope(c10::Device device);

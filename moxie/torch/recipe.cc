@@ -28,8 +28,8 @@ const Preset kPresets[] = {
     {"mxfp8_rceil_32x32", {.weights = {32, 32}}},
     {"mxfp8_rceil_128",
      {.activations = {1, 128}, .weights = {128, 128}, .wgrad_dy = {128, 1}, .wgrad_x = {128, 32}}},
-    // For tests: identity for gradcheck; broken_scales as a control that convergence checks must
-    // reject.
+    // For tests: identity, which quantizes nothing, for gradcheck; and broken_scales, which a check
+    // of convergence must reject.
     {"identity", {.scaling = Scaling::kNone, .keeps_dtype = true}},
     {"broken_scales",
      {.activations = {1, 128},
@@ -78,8 +78,8 @@ void set_field(Recipe& recipe, std::string_view field, std::string_view text, st
   }
 }
 
-// Checks a recipe. Without block scaling, the fields that concern blocks must be those of the
-// preset.
+// Checks that the fields of a recipe fit together. A recipe that does not scale blocks must have
+// the preset's values in all fields that concern blocks.
 void check_recipe(const Recipe& recipe, const Recipe& preset, std::string_view op) {
   if (recipe.scaling != Scaling::kBlock) {
     const Recipe& a = recipe;

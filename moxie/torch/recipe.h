@@ -1,5 +1,6 @@
-// A recipe says how each operand of the three passes is quantized. As text it is the name of a
-// preset, optionally with changed fields: "mxfp8_rceil_128", "mxfp8_rceil:rule=floor,out=float32".
+// A recipe says how each operand of the three passes is quantized. In text it is the name of a
+// preset, optionally with fields that differ from the preset: "mxfp8_rceil_128",
+// "mxfp8_rceil:rule=floor,out=float32".
 #pragma once
 
 #include <c10/core/ScalarType.h>
@@ -16,7 +17,7 @@
 namespace moxie::ops {
 
 enum class Scaling : uint8_t {
-  kNone,  // no quantization: the bf16 recipe, and `identity`, for gradcheck
+  kNone,  // no quantization: the recipe bf16, and `identity`, which is for gradcheck
   kRow,   // one power-of-two f32 scale per row, or per column of a group
   kBlock,
 };
@@ -24,7 +25,7 @@ enum class Scaling : uint8_t {
 enum class Wgrad : uint8_t { kQuantized, kHighPrecision };
 
 enum class Kernels : uint8_t {
-  kAuto,      // the fastest kernels of the device that support the recipe
+  kAuto,      // the fastest kernels that the device has for the recipe
   kEmulated,  // decode, then the device's bf16 GEMM
 };
 
@@ -33,17 +34,17 @@ struct Recipe {
   ScaleRule rule = ScaleRule::kRceil;
   Block activations = {1, 32};  // x and dy, contracted over columns
   Block weights = {1, 32};      // w in forward; in dgrad: weights_t()
-  Block wgrad_dy = {32, 1};     // dy and x, contracted over rows
-  Block wgrad_x = {32, 1};
+  Block wgrad_dy = {32, 1};     // dy in wgrad, contracted over rows
+  Block wgrad_x = {32, 1};      // x in wgrad, contracted over rows
   Wgrad wgrad = Wgrad::kQuantized;
   Kernels kernels = Kernels::kAuto;
-  bool keeps_dtype = false;                          // identity: any dtype, also f64
-  bool scales_too_small = false;                     // broken_scales: by one power of two
+  bool keeps_dtype = false;                          // for identity: any dtype, also f64
+  bool scales_too_small = false;                     // for broken_scales: by a factor of 2
   std::optional<at::ScalarType> out = std::nullopt;  // dtype of y; absent: that of x
 
   bool operator==(const Recipe&) const = default;
 
-  // For pack() and unpack() (bits.h): the integer that a graph carries.
+  // For pack() and unpack() (bits.h), which turn a recipe into the integer that a graph carries.
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
     f(self.scaling, 2);
@@ -63,11 +64,11 @@ struct Recipe {
 
   bool quantizes() const { return scaling != Scaling::kNone; }
   bool quantizes_wgrad() const { return quantizes() && wgrad == Wgrad::kQuantized; }
-  // The block of w in dgrad: a block one row tall is transposed with the contraction; any other
-  // block serves both passes.
+  // The block of w in dgrad, where w is transposed. If it is one row tall, it is transposed too, so
+  // that it lies along the contraction; any other block serves both passes.
   Block weights_t() const { return weights.rows == 1 ? Block{weights.cols, 1} : weights; }
 
-  enum class Out : uint8_t { kAsX, kBf16, kF32 };  // `out`, as it is packed
+  enum class Out : uint8_t { kAsX, kBf16, kF32 };  // the values of `out`, packed
 
  private:
   static Out out_of(const std::optional<at::ScalarType>& dtype) {
@@ -84,16 +85,16 @@ inline constexpr uint64_t kNumValues<Scaling> = 3;
 template <>
 inline constexpr uint64_t kNumValues<Recipe::Out> = 3;
 
-// Throws Error for an unknown name or field, or an invalid combination. A public call parses its
-// recipe once, where it enters.
+// Throws Error for an unknown name or field and for fields that do not fit together. A public call
+// parses its recipe once, where it enters.
 Recipe parse_recipe(std::string_view text, std::string_view op);
 
-// Every field as text; parse_recipe() restores the recipe from it.
+// The recipe with every field as text, from which parse_recipe() gives the same recipe.
 std::string to_text(const Recipe& recipe);
 
 std::vector<std::string> recipe_names();
 
-// The number of recipes that this process has parsed, for tests.
+// How many recipes this process has parsed, for tests.
 int64_t recipes_parsed();
 
 }  // namespace moxie::ops

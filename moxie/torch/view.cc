@@ -13,8 +13,8 @@ std::string dtype_name(at::ScalarType dtype) {
 
 namespace {
 
-// sym_eq().expect_true(): a guard for traced sizes, a run-time assertion for unbacked sizes, and a
-// plain comparison in eager mode.
+// Compares sizes. While torch.compile traces, expect_true() makes this a guard, or a run-time
+// assertion for a size that is not known; in eager mode it is a plain comparison.
 bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
@@ -130,7 +130,8 @@ void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf&
     const bool possible = other != ScaleLayout::kQuads || k_of(of.block, of.form) == kQuadBlock;
     if (other == said.layout || !possible || !has_shape(scale.tensor, shape_in(other))) continue;
     hint << ", which has the shape of " << name(other) << " scales";
-    // The scales may still have the layout that the caller named.
+    // Without offs, swizzled scales can have the shape of plain ones, so the caller's layout may be
+    // right.
     if (said.layout == ScaleLayout::kSwizzled && other == ScaleLayout::kPlain && of.offs)
       hint << ", or of " << name(said.layout) << " ones that were made without offs";
     else
@@ -150,7 +151,7 @@ void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x) {
 }
 
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs) {
-  // The check only asks whether there are offs.
+  // The check asks only whether there are offs, so one dummy end will do.
   static constexpr int32_t kSomeOffs = 0;
   Panels panels{};
   panels.offs = offs ? &kSomeOffs : nullptr;
@@ -215,7 +216,8 @@ void check_out(const char* op, const Results& results, const std::vector<Tensor>
                       results[i].name, " is written in place and must not require grad");
     const auto shares_memory_with = [&](const Tensor& other) {
       if (out[i].is_meta()) return false;
-      const auto status = at::get_overlap_status(out[i], other);  // a strided input is copied first
+      // A strided input has neither status, and may overlap: it is copied before the op writes.
+      const auto status = at::get_overlap_status(out[i], other);
       return status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial;
     };
     int argument = 0;
@@ -290,7 +292,7 @@ FloatView float_view(const Tensor& tensor) {
 
 namespace {
 
-// Replaces the name at the start of a core message, the core's function, by the name of the op.
+// Core messages start with the name of a core function; replaces it by the name of the op.
 std::string under_name(const char* op, std::string_view message) {
   const size_t colon = message.find(": ");
   const bool has_name = colon != message.npos;

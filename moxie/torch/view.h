@@ -1,6 +1,6 @@
-// at::Tensor -> View, and the checks that the core cannot make: dtype, device, contiguity. Messages
-// name the op that the user called. A wrong dtype is a TypeError in Python, anything else a
-// ValueError.
+// Converts at::Tensor to the core's View, and checks what the core cannot: dtype, device,
+// contiguity. Messages name the op that the user called. A wrong dtype is a TypeError in Python,
+// anything else a ValueError.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +23,14 @@ using OptionalTensor = std::optional<at::Tensor>;
 using OptionalTensors = std::optional<at::ArrayRef<at::Tensor>>;
 using SymShape = BasicShape<c10::SymInt>;
 
-// An operand of a pass. Without a scale it is in high precision and in its natural order.
+// An operand of a pass: quantized if it has a scale, else in high precision and not transposed.
 struct Quantized {
   Tensor data;
   OptionalTensor scale;
 };
 
-// How tokens [T, D] become rows [R, D] (the result of route). Absent: they are rows already.
+// How tokens [T, D] become rows [R, D], as route() returns it. Without slot_of and row_of, they are
+// rows already.
 struct Permutation {
   OptionalTensor slot_of = std::nullopt, row_of = std::nullopt;
   int64_t top_k = 1;
@@ -37,7 +38,7 @@ struct Permutation {
 
 // ---- arguments -------------------------------------------------------------------------------
 
-// An argument with its names for messages.
+// An argument of an op, with the names for error messages.
 struct Input {
   const char* op;
   const char* name;
@@ -49,20 +50,22 @@ std::string dtype_name(at::ScalarType dtype);  // as Python writes it
 void check_float(const Input& input);  // bf16 or f32
 void check_e4m3(const Input& input);   // qdata
 void check_e8m0(const Input& input);   // scale
-// e8m0, its bytes (in a weight cache under inductor), or f32 for Scaling::kRow.
+// A scale must be e8m0 or its bytes (as a weight cache under inductor holds them), or f32 for
+// Scaling::kRow.
 void check_scale(const Input& scale, Scaling scaling);
 void check_int32(const Input& input);  // [G]: offs, starts
 void check_matrix_or_stack(const Input& input);
 void check_device(const Input& input, const Tensor& like);
 void check_shape(const Input& input, const SymShape& expected);
-// The layout of scales that an op reads, and the argument that names it. The shape does not always
-// tell: without offs and padding, plain and swizzled scales of 1x32 or 32x1 have the same shape.
+// The layout in which an op reads scales, and the name of the argument that says so. The shape
+// alone cannot tell: without offs and padding, plain and swizzled scales of 1x32 or 32x1 have the
+// same shape.
 struct LayoutArg {
   const char* name;
   ScaleLayout layout;
 };
 struct ScaleOf {
-  SymShape x;  // what is quantized
+  SymShape x;  // the shape of what is quantized
   const OptionalTensor& offs;
   Form form;
   Block block;
@@ -71,7 +74,7 @@ void check_scale_shape(const Input& scale, const LayoutArg& said, const ScaleOf&
 
 // Checks dtype, shape and device of offs. The core checks their values.
 void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);
-// The part of check_operand_block() that does not need a shape, for symbolic sizes.
+// The part of the core's check_operand_block() that needs no sizes, which are symbolic here.
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs);
 
 SymShape sym_shape(const Tensor& tensor);  // of up to three dims
@@ -90,26 +93,27 @@ struct Result {
 using Results = std::vector<Result>;
 
 std::vector<Tensor> allocate(const Results& results, const Tensor& like);
-// Checks the tensors of an `out` overload: they must be as allocate() would make them, and must not
-// share memory.
+// Checks the tensors that an `out` overload is given: they must be as allocate() would make them,
+// and must share no memory with each other or with inputs.
 void check_out(const char* op, const Results& results, const std::vector<Tensor>& out,
                std::initializer_list<OptionalTensor> inputs);
-// Tells autograd's version counter that the core has written these tensors.
+// Increments autograd's version counters of tensors that the core has written.
 void mark_written(const std::vector<Tensor>& out);
 
 // ---- views -----------------------------------------------------------------------------------
 
-// Returns a contiguous tensor, copied if needed. FP8 is copied as bytes, which works on every
-// device.
+// Returns the tensor, copied if it is not contiguous. FP8 is copied as bytes, which every device
+// can do.
 Tensor dense(const Tensor& tensor);
 OptionalTensor dense(const OptionalTensor& tensor);
-// The same, aligned to `bytes`: TMA and torch's kernels load 16 at a time.
+// As dense(), but also copies a tensor that is not aligned to `bytes`: TMA and torch's kernels load
+// 16 bytes at a time.
 Tensor aligned(const Tensor& tensor, size_t bytes = 16);
 bool is_aligned(const Tensor& tensor, size_t bytes = 16);
 
 Shape shape_of(const Tensor& tensor);
 
-// Views of dense tensors; the dtype must have been checked.
+// Views of tensors, which must be dense and have the right dtype.
 template <class T>
 View<const T> const_view(const Tensor& tensor) {
   return {static_cast<const T*>(tensor.const_data_ptr()), shape_of(tensor)};
@@ -127,7 +131,7 @@ FloatView float_view(const Tensor& tensor);
 [[noreturn]] void rethrow(const char* op, const Error& error);        // a ValueError in Python
 [[noreturn]] void rethrow(const char* op, const DeviceError& error);  // a RuntimeError
 
-// Runs body and converts the core's exceptions to torch's, under the name of this op.
+// Runs body and rethrows the core's exceptions as torch's, with this op's name in the message.
 template <class Body>
 auto with_op(const char* op, Body&& body) {
   try {

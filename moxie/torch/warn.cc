@@ -6,9 +6,9 @@
 namespace moxie::ops {
 namespace {
 
-// Finds a function of the Python C API in the running process; nullptr in a C++ program. The
-// library does not link Python. torch turns C++ warnings into Python's only for its own functions,
-// not for custom ops.
+// Finds a function of Python's C API in the running process; nullptr in a C++ program. Warnings go
+// there directly, because torch passes C++ warnings on to Python only for its own functions, not
+// for custom ops. The lookup is at run time, so that this library need not link Python.
 template <class Function>
 Function* find(const char* name) {
   return reinterpret_cast<Function*>(dlsym(RTLD_DEFAULT, name));

@@ -1,4 +1,4 @@
-// Warnings for the user: Python's `warnings` if the process runs Python, else torch's.
+// Warns the user: through Python's `warnings` if the process runs Python, else through torch.
 #pragma once
 
 #include <string>

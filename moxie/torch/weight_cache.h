@@ -1,6 +1,6 @@
-// Caches the quantized w for one optimizer step: the four tensors that grouped_mm takes as
-// quantized_w. The cache is never refreshed automatically (docs/RECIPES.md says why): call
-// refresh() after each change of w.
+// Caches the quantized forms of w for one optimizer step: the four tensors that grouped_mm takes as
+// quantized_w. Nothing refreshes the cache by itself (docs/RECIPES.md says why): call refresh()
+// after each change of w.
 #pragma once
 
 #include <array>
@@ -11,7 +11,7 @@
 
 namespace moxie {
 
-// How a parameter holds what products take as [G, N, K].
+// How a parameter stores the weights that products take as [G, N, K].
 struct Stored {
   bool transposed = false;   // [G, K, N]
   bool interleaved = false;  // rows of gate and up alternate (expert_mlp's w13_layout)
@@ -34,8 +34,8 @@ class WeightCache {
   std::array<at::Tensor, 4> tensors_;  // qdata, scale, qdata_t, scale_t
 };
 
-// Steps an optimizer and refreshes the caches of the weights that it changed, because torch's C++
-// optimizers have no hooks.
+// Steps an optimizer, then refreshes all these caches. torch's C++ optimizers have no hooks that
+// could do it.
 //
 //   moxie::step(optimizer, caches);
 template <class Optimizer>

@@ -42,7 +42,8 @@ Tensor grouped_mm_stats_autocast(const Tensor& x, const Tensor& w, const Tensor&
       grouped_mm_options(offs, recipe, bias, dtype, quantized_w, main_grad));
 }
 
-// An x that is quantized already is not cast, but the result has autocast's dtype.
+// grouped_mm of an x that is quantized already: x is not cast, but y has autocast's dtype, unless
+// dtype or the recipe names one.
 template <c10::DeviceType kDevice>
 Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor& scale,
                               const Tensor& w, const OptionalTensor& offs, std::string_view block,
@@ -59,8 +60,8 @@ Tensor grouped_mm_mx_autocast(const Tensor& x, const Tensor& qdata, const Tensor
                          main_grad));
 }
 
-// If x is permuted inside the node, the node casts it, because a token's gradient rows are summed
-// in the original dtype of x.
+// x in autocast's dtype. If the node itself permutes x, the node casts it too, because it sums the
+// gradients of a token's rows in the original dtype of x.
 template <c10::DeviceType kDevice>
 Tensor cast_unless_permuted(const Tensor& x, ExpertMlpOptions& options) {
   if (!options.slot_of) return cast<kDevice>(x);

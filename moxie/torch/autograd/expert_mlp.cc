@@ -1,9 +1,8 @@
-// expert_mlp: w13, SwiGLU and w2 as one node, so that what lies between them can stay in FP8, and
-// so can the rows of tokens that are yet to be permuted or sent; with routing weights also the
-// weighted sum of each token's rows. Between forward and backward it keeps x and h: the operands of
-// wgrad are made again from them, and the gradient of a routing weight is <da, a>, which needs no
-// y. Backward gives back what it has used as it goes. expert_mlp_path.h is how tokens come to the
-// experts.
+// expert_mlp: w13, SwiGLU and w2 as one autograd node, so that what lies between them can stay in
+// FP8. The node also permutes tokens or exchanges them with other ranks (expert_mlp_path.h), so
+// that they can do so in FP8, and with routing weights it sums each token's rows. For backward it
+// keeps x and h. The operands of wgrad are made again from them, and the gradient of a routing
+// weight is <da, a>, which needs no y. Backward frees each saved tensor after its last use.
 #include "moxie/torch/autograd/expert_mlp_path.h"
 
 namespace moxie::ops::mlp {
@@ -11,7 +10,7 @@ namespace {
 
 using torch::autograd::AutogradContext;
 
-// Positions of the arguments of apply(), which the gradients follow.
+// Positions of the arguments of apply(); backward returns the gradients in the same order.
 enum Argument : size_t {
   kX,
   kW13,
@@ -34,24 +33,25 @@ enum Saved : size_t {
   kSavedW13Scale,
   kSavedW2,
   kSavedW2Scale,
-  kSavedCount  // then those of the path
+  kSavedCount  // then what TokenPath::save() appends
 };
 
-// h in FP8: blocks along a row, whatever those of the recipe.
+// With keep='h_fp8', h waits for backward in blocks along a row, whatever the recipe's blocks are.
 constexpr Block kHBlock{1, 128};
 constexpr QuantizeSpec kHSpec{.rowwise = kHBlock};
 constexpr TokenScaleSpec kHScaleSpec{.block = kHBlock, .layout = ScaleLayout::kPlain};
 
 struct Steps {
   LinearStep up, down;  // w13 and w2
-  Tensor y;             // rows, or with weights tokens
+  Tensor y;             // rows [R, D], or with weights tokens [T, D]
 };
 
 Steps run_forward(const Args& args, const Call& call, TokenPath& path) {
   const auto& [x, w13, w2, options] = args;
   const auto& [up, down] = call.plan;
   const Tensor tokens = x.to(call.rows_dtype(x));
-  // What is quantized already is in order.
+  // SwiGLU needs w13's rows concatenated. quantized_w13 is so already, and then w13 is read for
+  // stats only.
   const bool interleaved = call.layout == W13Layout::kInterleaved;
   const Tensor rows13 =
       interleaved && (!options.quantized_w13 || call.stats) ? concatenated(w13) : w13;
@@ -83,7 +83,7 @@ Steps run_forward(const Args& args, const Call& call, TokenPath& path) {
   return steps;
 }
 
-// What backward reads, in the order of Saved.
+// The tensors that backward reads, in the order of Saved.
 variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs) {
   variable_list saved(kSavedCount);
   const auto keep = [&](const Quantized& part, size_t at) {
@@ -103,7 +103,7 @@ variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs)
   return saved;
 }
 
-// One tensor of the list, with its scale.
+// Takes a saved tensor and its scale, which follows it, out of the list.
 Quantized take(variable_list& saved, size_t at) {
   const OptionalTensor scale = defined(saved[at + 1]);
   return {std::move(saved[at]), scale};
@@ -117,7 +117,7 @@ Tensor take_h(variable_list& saved, at::ScalarType dtype, const SavedMemory& mem
   return h;
 }
 
-// dw13 as w13 lies; undefined where it was added to main_grad.
+// dw13 in the layout in which w13 is stored; undefined if it was added to main_grad.
 Tensor wgrad13(const Plan& plan, const WgradArgs& args, W13Layout layout) {
   if (layout == W13Layout::kConcatenated) return linear_wgrad(plan, args);
   const OptionalTensor& main_grad = args.main_grad;
@@ -158,8 +158,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       path->save(*needs, saved, data);
       ctx->save_for_backward(std::move(saved));
     }
-    // Not as saved variables: they are written between forward and backward, and hooks may copy
-    // those.
+    // The main gradients and stats are not saved variables: they are written between forward and
+    // backward, which torch refuses for saved variables, and saved-tensor hooks may copy those.
     if (main_grad13) data["main_grad13"] = *main_grad13;
     if (main_grad2) data["main_grad2"] = *main_grad2;
     if (call->stats) {
@@ -189,7 +189,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     auto& data = ctx->saved_data;
     const auto dtype_of = [&](const char* name) { return data[name].toScalarType(); };
     const auto has = [&](const char* name) { return data.find(name) != data.end(); };
-    // torch counts the tensors that were given, in the order of Argument.
+    // needs_input_grad() counts only tensors, and of optional ones only those that were given, in
+    // the order of Argument.
     size_t next = kWeights;
     const auto needs_optional = [&](bool given) { return given && ctx->needs_input_grad(next++); };
     const Needs own{.x = ctx->needs_input_grad(kX),
@@ -199,7 +200,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                     .b13 = needs_optional(has("b13_dtype")),
                     .b2 = needs_optional(has("b2_dtype"))};
     if (!own.any()) return out;
-    // An error below, such as no memory left, may come after tensors of the graph were freed.
+    // Backward frees tensors of the graph as it goes. If it then fails, say for lack of memory, a
+    // second call must not read them.
     TORCH_CHECK(!has("began"), kOp,
                 ": an earlier backward of this graph failed midway and freed what it had used; run "
                 "forward again");
@@ -250,7 +252,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                       .main_grad = find_tensor(data, "main_grad2"),
                                       .w_dtype = dtype_of("w2_dtype")});
     dy_rows = {}, a = {};
-    // What b2 has to do with is taken where dy is as it came.
+    // The gradients that b2 takes part in are computed from dy on the rank that has the tokens,
+    // before dy is sent to the experts.
     const BiasArgs of_b2{dy, of_tokens.offs, of_tokens.permutation, of_tokens.weights};
     if (needs.b2) out[kB2] = path->sum_over_ranks(b2_gradient(of_b2)).to(dtype_of("b2_dtype"));
     TokenPath::Grads of_rows{{}, needs.weights ? of_h.dweights : Tensor()};

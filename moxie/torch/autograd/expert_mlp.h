@@ -9,7 +9,7 @@ namespace moxie::ops::mlp {
 
 inline constexpr const char* kOp = "expert_mlp";
 
-// How h, the input of SwiGLU, is kept for backward. Backward makes the operands of wgrad from h, x.
+// How h, the input of SwiGLU, waits for backward: as it is, or in FP8.
 enum class Keep : int64_t { kH, kFp8 };
 
 struct Args {
@@ -31,7 +31,7 @@ struct Call {
   }
 };
 
-// Which arguments need gradients.
+// Which arguments need gradients, and which gradients of inner results follow from that.
 struct Needs {
   bool x = false, w13 = false, w2 = false, weights = false, b13 = false, b2 = false;
 
@@ -70,33 +70,34 @@ inline ExpertMlpOptions options_of(
           .w13_layout = w13_layout};
 }
 
-// Adds the quantization errors of the operands of both products (stats.h) to stats.
+// Adds to stats what quantization loses of each operand of both products (stats.h).
 struct ForwardOperands {
-  const Tensor &x, &h;  // tokens or rows, and h
+  const Tensor &x, &h;  // x is tokens if call.permutation() has indices, else rows
   const Tensor &w13, &w2;
 };
 void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Call& call);
 struct BackwardOperands {
-  const Tensor &dy, &da, &h;  // dy tokens or rows
-  Permutation permutation;    // of dy
+  const Tensor &dy, &da, &h;  // dy is tokens if `permutation` has indices, else rows
+  Permutation permutation;    // from the tokens of dy to rows
   RowActivation glu;
   const OptionalTensor& offs;
   std::string_view recipe;
 };
 void add_backward_stats(const Tensor& stats, const BackwardOperands& of);
 
-// ---- gradients that b2 contributes to (expert_mlp_bias.cc) ----
+// ---- gradients that b2 takes part in (expert_mlp_bias.cc) ----
 
 struct BiasArgs {
-  const Tensor& dy;  // rows, or with weights tokens
+  const Tensor& dy;  // rows [R, D], or with weights tokens [T, D]
   const OptionalTensor& offs;
   const Permutation& of_dy;
   const OptionalTensor& weights;
 };
-// [G, D], f32: the sum of dy, or of weight * dy, over the rows of each group.
+// The gradient of b2, f32 [G, D]: the sum of dy, or with weights of weight * dy, over each group's
+// rows.
 Tensor b2_gradient(const BiasArgs& args);
-// [T, k]: the contribution of b2 to the gradient of the weights: for each slot, the dot product of
-// the token's dy with b2 of the slot's expert.
+// What b2 adds to the gradient of the weights, [T, k]: for each slot, the dot product of its
+// token's dy with the b2 of its expert.
 Tensor b2_weight_gradient(const BiasArgs& args, const Tensor& b2);
 
 }  // namespace moxie::ops::mlp

@@ -116,7 +116,7 @@ Call checked_call(const Args& args, const Needs& needs) {
   MlpPlan plan = make_plan(up_args, down_args);
   take_quantized_w(plan.up, of_w13);
   take_quantized_w(plan.down, of_w2);
-  plan.up.kept_x = plan.down.kept_x = KeptX::kNothing;  // backward makes them again from x and h
+  plan.up.kept_x = plan.down.kept_x = KeptX::kNothing;  // backward makes wgrad's operands from x, h
   return {plan, keep, activation, layout, options};
 }
 

@@ -1,5 +1,5 @@
-// Between forward and backward it keeps the tokens it received, once each, in the form in which
-// they came.
+// The path of tokens over a process group. Between forward and backward this rank keeps the tokens
+// that it received, each once, unquantized or in FP8, as they arrived.
 #include "moxie/torch/autograd/expert_mlp_group.h"
 
 #include <ATen/ops/arange.h>
@@ -10,14 +10,14 @@ namespace {
 enum Saved : size_t {
   kSavedSlotOf,
   kSavedRowOf,
-  kSavedTokenOf,  // of the messages; this and the next two are those of Places
+  kSavedTokenOf,  // these three: token_of, row_of_arrival and offs of Places
   kSavedRowOfArrival,
   kSavedOffs,
-  kSavedRowToken,    // of each row of the experts, the token that was received
-  kSavedRowWeights,  // and its weight
+  kSavedRowToken,    // for each row of the experts, which received token it holds
+  kSavedRowWeights,  // for each row of the experts, its routing weight
   kSavedX,
   kSavedXScale,
-  kSavedAllOffs,  // this and the next: with b2
+  kSavedAllOffs,  // these two, only with b2: offs and weights of this rank's tokens
   kSavedTokenWeights,
   kSavedCount
 };
@@ -26,7 +26,7 @@ Tensor select_rows(const Tensor& matrix, const Tensor& rows) {
   return dense(matrix).view(at::kByte).index_select(0, rows).view(matrix.scalar_type());
 }
 
-// The rows of the experts, of the tokens that were received.
+// Copies the received tokens to the rows of the experts: row r is token row_token[r].
 Quantized rows_of(const Quantized& tokens, const Tensor& row_token) {
   Quantized rows{select_rows(tokens.data, row_token), {}};
   if (tokens.scale) rows.scale = select_rows(*tokens.scale, row_token);
@@ -151,7 +151,8 @@ class GroupPath final : public TokenPath {
 
   const OptionalTensor& offs() const override { return offs_; }
 
-  // Row r of the experts has the weight r.
+  // received_.weights has one weight for each row of the experts, in their order, so that slot_of
+  // is 0, 1, 2, ..
   RowActivation weighted(Activation activation) const override {
     const Tensor& weights = received_.weights;
     return {activation, weights.unsqueeze(1),

@@ -1,5 +1,5 @@
-// expert_mlp over a process group: tokens go to the ranks of their experts and rows come back
-// (exchange/legs.h). The rows of the experts have the order they would have in one process.
+// expert_mlp over a process group: tokens are sent to the ranks of their experts and rows come back
+// (exchange/legs.h). Each expert sees its rows in the order that they would have in one process.
 #pragma once
 
 #include "moxie/torch/autograd/expert_mlp_path.h"
@@ -16,7 +16,7 @@ struct GroupPathArgs {
   Group group;
   Wire wire;
   Agreed agreed;
-  TokenRows rows;  // of this rank's tokens, in the experts of all ranks
+  TokenRows rows;  // from this rank's tokens to rows for the experts of all ranks
   at::ScalarType x_dtype;
   bool has_b2;
 };

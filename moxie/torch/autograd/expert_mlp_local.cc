@@ -1,4 +1,5 @@
-// expert_mlp in one process: rows are made of tokens by a permutation, or are given as they are.
+// expert_mlp in one process: x is tokens, which a permutation turns into rows, or it is rows
+// already.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/expert_mlp_path.h"

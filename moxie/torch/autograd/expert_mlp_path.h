@@ -10,10 +10,11 @@ namespace moxie::ops::mlp {
 using torch::autograd::variable_list;
 using SavedData = ska::flat_hash_map<std::string, at::IValue>;
 
-// The rows of y and dy before they travel: those of this process's tokens, in all experts.
+// Maps this process's tokens to their rows (of y and dy) for the experts of all ranks, before any
+// rows are exchanged.
 struct TokenRows {
   OptionalTensor offs;
-  Permutation permutation;  // none where y and dy are rows
+  Permutation permutation;  // empty if y and dy are rows already
   OptionalTensor weights;   // [T, k]
 };
 
@@ -24,38 +25,42 @@ class TokenPath {
   // ---- forward ----
   virtual QuantizedForms x_to_experts(const Plan& plan, const Tensor& tokens) = 0;  // rowwise
   virtual Tensor y_from_experts(const Tensor& rows) = 0;
-  // Appends what backward reads; restored_path() makes the path from it again.
+  // Appends the tensors that backward reads to `saved`, and numbers to `data`; restored_path()
+  // builds the path again from both.
   virtual void save(const Needs& needs, variable_list& saved, SavedData& data) const = 0;
 
   // ---- either ----
-  virtual const OptionalTensor& offs() const = 0;  // of the rows that are multiplied here
-  // The activation, with the routing weights of those rows.
+  virtual const OptionalTensor& offs() const = 0;  // ends of the rows that this process multiplies
+  // The activation together with the routing weights of the rows that this process multiplies.
   virtual RowActivation weighted(Activation activation) const = 0;
   virtual TokenRows token_rows() const = 0;
 
   // ---- backward ----
-  // What to compute, given what this process wants: over a group also what other ranks want of it.
+  // The gradients to compute, given those that this process wants: over a group also those that any
+  // other rank wants, as this rank computes them for it.
   virtual Needs all_needs(const Needs& own) const { return own; }
   struct Dy {
     QuantizedForms forms;
-    Plan dgrad;  // the plan, with the layout of the scales in forms.rowwise
+    Plan dgrad;  // the plan of dgrad: it has the layout of the scales in forms.rowwise
   };
   virtual Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const = 0;
-  // x of forward in its colwise form.
+  // Makes the colwise form of forward's x, for wgrad of w13.
   virtual QuantizedForms x_again(const Plan& plan, at::ScalarType rows_dtype) const = 0;
   struct Grads {
     Tensor x;        // [R, D] at the experts, [T, D] at the tokens
-    Tensor weights;  // either undefined where it is not wanted
+    Tensor weights;  // x or weights is undefined if not wanted
   };
   virtual Grads grads_from_experts(const Grads& of_rows, const Needs& own) const = 0;
 
-  // ---- what has a row per expert, such as b2: each rank holds the rows of its experts ----
+  // ---- tensors with a row per expert, such as b2; each rank has the rows of its experts ----
   virtual Tensor of_all_experts(const Tensor& of_own) const { return of_own; }
-  // The sum over ranks, for this rank's experts.
+  // Sums of_all, which has rows for all experts, over the ranks; returns the rows of this rank's
+  // experts.
   virtual Tensor sum_over_ranks(const Tensor& of_all) const { return of_all; }
 };
 
-// The node of expert_mlp. Without autograd (inference mode) nothing is kept.
+// Runs the autograd node of expert_mlp, or with kNo (inference mode) only its forward, which keeps
+// nothing.
 enum class Autograd : bool { kNo, kYes };
 Tensor run(Autograd autograd, const Args& args, const Call& call, TokenPath& path,
            const Needs& needs);
@@ -65,7 +70,7 @@ enum class PathKind : int64_t { kLocal, kGroup };
 std::unique_ptr<TokenPath> restored_local_path(variable_list&& saved, SavedData& data);
 std::unique_ptr<TokenPath> restored_group_path(variable_list&& saved, SavedData& data);
 
-// What the caller wants gradients of.
+// Which arguments the caller wants gradients of.
 template <Autograd kAutograd>
 Needs needs_of(const Args& args, const OptionalTensor& weights) {
   if constexpr (kAutograd == Autograd::kNo) return {};

@@ -27,7 +27,8 @@ void add_forward_stats(const Tensor& stats, const ForwardOperands& of, const Cal
     const Tensor forward = stats_of_forward(parts, options.offs, options.recipe);
     return at::cat({forward, forward.new_zeros({kNumStatsParts - kForwardParts, kNumStats})});
   };
-  // In one call: inductor loses the first of two custom ops that write views of one tensor.
+  // Adds both products' statistics in one call: of two custom ops that write views of one tensor,
+  // inductor loses the first.
   add_once_(stats, at::stack({of_product({x, x, of.w13}), of_product({a, a_t, of.w2})}));
 }
 

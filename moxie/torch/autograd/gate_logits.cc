@@ -1,4 +1,5 @@
-// The node of gate_logits. It saves x in its own dtype, not the f32 copy, which is twice as large.
+// The autograd node of gate_logits. It saves x in its own dtype: an f32 copy of bf16 x would take
+// twice the memory.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/node.h"

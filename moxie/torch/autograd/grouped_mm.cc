@@ -1,5 +1,5 @@
-// The node of grouped_mm: quantizes, multiplies, and saves what backward reads: x in FP8, colwise,
-// and the form of w that dgrad contracts.
+// The autograd node of grouped_mm. It quantizes x and w, multiplies, and saves what backward reads:
+// as a rule x in FP8, colwise, and the form of w that dgrad contracts.
 #include <ATen/ops/sum.h>
 #include <torch/library.h>
 
@@ -30,8 +30,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     const auto& [plan, args] = *call;
     LinearStep step = linear_forward(plan, args);
     variable_list saved = {args.offs.value_or(Tensor())};
-    // Not a saved variable: those must not be written between forward and backward, and hooks may
-    // copy them.
+    // main_grad is not a saved variable: it is written between forward and backward, which torch
+    // refuses for saved variables, and saved-tensor hooks may copy those.
     if (main_grad) ctx->saved_data["main_grad"] = *main_grad;
     pack_saved(saved, step.saved);
     ctx->save_for_backward(saved);
@@ -55,7 +55,8 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
     auto& data = ctx->saved_data;
     const Plan plan = unpack<Plan>(data["plan"].toInt(), kOp);
     const LinearSaved operands = unpack_saved(saved, 1);
-    // Only gradients that were needed at forward: the others' operands were not saved.
+    // Computes only gradients that were already needed in forward: the operands of the others were
+    // not saved.
     const LinearGrads result = linear_backward(plan, {.dy = dy,
                                                       .saved = operands,
                                                       .offs = offs,
@@ -77,7 +78,7 @@ struct GroupedMm : torch::autograd::Function<GroupedMm> {
 
 enum class Autograd : bool { kNo, kYes };
 
-// kAutograd says whether a node is recorded; without (inference mode), nothing is saved.
+// kNo (inference mode) records no autograd node and saves nothing.
 template <Autograd kAutograd>
 Tensor multiply(std::string_view text, const LinearArgs& args, const OptionalTensor& main_grad) {
   const Recipe recipe = parse_recipe(text, kOp);

@@ -1,5 +1,5 @@
-// Nodes of pad_groups and unpad_groups. Both move rows, so their gradients move rows back. Rows
-// that no group covers get a zero gradient: no result depends on them.
+// The autograd nodes of pad_groups and unpad_groups. Both move rows, so their gradients move rows
+// back. Rows in no group get a zero gradient, because no result depends on them.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/arange.h>
@@ -49,8 +49,9 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
     return ops::unpad_groups(padded, offs, starts, num_rows);
   }
 
-  // pad_groups cannot compute this gradient, because `starts` may come from any alignment. Each row
-  // of dx is scattered to the row of `padded` it came from, without reading offs on the host.
+  // pad_groups() cannot compute this gradient: it takes one alignment, and `starts` may be of any.
+  // Instead, each row of dx is added to the row of `padded` that it came from. The host does not
+  // read offs for that, so it does not wait for the device.
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
     const auto saved = ctx->get_saved_variables();
     const Tensor &dx = grads[0], &offs = saved[0], &starts = saved[1];
@@ -61,7 +62,7 @@ struct UnpadGroups : torch::autograd::Function<UnpadGroups> {
     const Tensor nearest = group.clamp_max(offs.sym_size(0) - 1);
     const Tensor first =
         at::where(nearest > 0, offs.index_select(0, (nearest - 1).clamp_min(0)), 0);
-    // Rows of no group go to one extra row, which is dropped afterwards.
+    // Rows in no group are sent to one extra row at the end, which is dropped afterwards.
     const Tensor to = at::where(covered, starts.index_select(0, nearest) + row - first, padded_rows)
                           .clamp(0, padded_rows);  // malformed offs must not lead out of bounds
     const Tensor dpadded = dx.new_zeros_symint({padded_rows + 1, dx.sym_size(1)});

@@ -10,7 +10,7 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
   return a.sym_eq(b).expect_true(__FILE__, __LINE__);
 }
 
-// A view of matrices that are stored transposed, [in, out].
+// Whether w is a transposed view: its matrices are stored as [in, out].
 bool is_transposed(const Tensor& w) { return w.dim() == 3 && w.mT().is_contiguous(); }
 
 void check_values(const Recipe& recipe, const Input& input) {
@@ -104,8 +104,9 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
                    .needs_dw = needs.dw};
   if (needs.main_grad) {
     problem.dw = needs.main_grad->scalar_type();
-    // In a traced graph the addition is a separate op, because inductor rejects an op that mutates
-    // one argument while another is e8m0. So it is to a transposed main_grad.
+    // The wgrad op adds to main_grad itself, except in two cases, where an op of its own adds: in a
+    // traced graph, because inductor rejects an op that writes one argument while another is e8m0,
+    // and if main_grad is a transposed view.
     problem.adds_to_main_grad = !is_traced(args.x) && needs.main_grad->is_contiguous();
   }
   if (args.mx) problem.quantized_x = parse_block(args.mx->block, "x", "block");

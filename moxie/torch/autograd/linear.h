@@ -14,11 +14,11 @@ struct LinearArgs {
   OptionalTensor bias = std::nullopt;
   OptionalTensors quantized_w = std::nullopt;  // the four tensors of quantize_weights
   std::optional<at::ScalarType> dtype = std::nullopt;
-  const MxTensor* mx = nullptr;  // x, if the caller quantized it; `x` is then its proxy
-  // x, if a fused op has quantized it, in the forms of need_of_x(); `x` then only gives the number
-  // of rows and the dtype.
+  const MxTensor* mx = nullptr;  // x, if the caller quantized it; `x` is then its placeholder
+  // The forms of x that need_of_x() names, if a fused op has made them already; `x` then gives only
+  // the number of rows and the dtype.
   const QuantizedForms* forms = nullptr;
-  int64_t top_k = 1;  // rows per row of x, if x is tokens that are still to be permuted
+  int64_t top_k = 1;  // rows per row of x, where x is tokens that are yet to be permuted
 };
 
 // Which gradients a call needs, and where dw is added.
@@ -27,7 +27,7 @@ struct LinearNeeds {
   OptionalTensor main_grad = std::nullopt;
 };
 
-// Names of the op and its arguments in messages.
+// The names of the op and its arguments in error messages.
 struct LinearNames {
   const char* op;
   const char* w = "w";
@@ -43,18 +43,19 @@ struct WeightArgs {
   const OptionalTensor& main_grad;
 };
 
-// Checks under the caller's names, so that errors do not come from an inner op, or only in
-// backward.
+// Check everything where the call enters and under the argument names of its op, so that no error
+// comes from an inner op or only in backward.
 void check_weight(const Recipe& recipe, const WeightArgs& args);
 void check_linear(const Recipe& recipe, const LinearArgs& args, const LinearNames& names,
                   const OptionalTensor& main_grad);
 
-// The inputs of the plan of this linear; x and w must have been checked.
+// The arguments of decide() for this linear; x and w must have been checked.
 PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNeeds& needs);
-// Sets the plan's fields that depend on quantized_w, and refuses tensors that do not fit the plan.
+// Sets the plan's fields that depend on quantized_w; throws if its tensors do not fit the plan.
 void take_quantized_w(Plan& plan, const WeightArgs& args);
 
-// Saved for backward: x in the form plan.kept_x, and the form of w that dgrad contracts.
+// The operands saved for backward: x in the form that plan.kept_x names, and the form of w that
+// dgrad contracts.
 struct LinearSaved {
   Quantized x, w_t;
 };
@@ -77,12 +78,13 @@ struct LinearGradArgs {
 };
 
 struct LinearGrads {
-  Tensor dx, dw;  // undefined if not needed; dw also if it was added to main_grad
+  Tensor dx, dw;  // undefined if not needed; dw also if added to main_grad
 };
 
 LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args);
 
-// The two gradients separately, from operands that are quantized already.
+// need_of_dy() says which forms of dy the gradients need; linear_dgrad() and linear_wgrad() compute
+// them one at a time, from operands that are quantized already.
 Need need_of_dy(bool needs_dx, bool needs_dw);
 Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
                     const OptionalTensor& offs, at::ScalarType dtype);
@@ -93,11 +95,11 @@ struct WgradArgs {
   const OptionalTensor& main_grad;
   at::ScalarType w_dtype;
 };
-// Returns an undefined tensor if dw was added to main_grad.
+// The gradient of w; undefined if it was added to main_grad.
 Tensor linear_wgrad(const Plan& plan, const WgradArgs& args);
 
-// Conversion to and from a node's list of saved variables: pack_saved() appends, unpack_saved()
-// reads from position `first`.
+// Convert a LinearSaved to and from a node's list of saved variables: pack_saved() appends to the
+// list, unpack_saved() reads from position `first`.
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved);
 LinearSaved unpack_saved(const torch::autograd::variable_list& list, size_t first);
 inline constexpr size_t kLinearSavedCount = 4;
@@ -105,7 +107,7 @@ inline constexpr size_t kLinearSavedCount = 4;
 inline bool wants_grad(const Tensor& tensor) {
   return tensor.requires_grad() && c10::GradMode::is_enabled();
 }
-// Finds a tensor in a node's saved_data, which is separate from its saved variables.
+// Finds a tensor in a node's saved_data, where nodes keep what must not be a saved variable.
 template <class Data>
 OptionalTensor find_tensor(const Data& data, const char* name) {
   const auto found = data.find(name);

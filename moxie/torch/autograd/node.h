@@ -1,4 +1,4 @@
-// Helpers that all autograd nodes share.
+// Helpers for all autograd nodes.
 #pragma once
 
 #include <ATen/SavedTensorHooks.h>
@@ -10,29 +10,29 @@
 
 namespace moxie::ops {
 
-// The variables that forward saved. Every backward calls this first, because under checkpointing it
-// reruns forward, with autograd enabled.
+// Returns the variables that forward saved. Every backward calls this before it disables autograd:
+// under activation checkpointing, reading them reruns forward, which needs autograd.
 inline torch::autograd::variable_list saved_for_backward(torch::autograd::AutogradContext* ctx,
                                                          const char* op) {
   TORCH_CHECK(!c10::GradMode::is_enabled(), op, ": a second derivative is not implemented");
   return ctx->get_saved_variables();
 }
 
-// Whether the tensor belongs to a graph that is being traced, by torch.compile or export.
+// Whether torch.compile or torch.export is tracing the tensor.
 inline bool is_traced(const at::Tensor& tensor) {
   const auto keys = tensor.unsafeGetTensorImpl()->key_set();
   return keys.has(c10::DispatchKey::Python) || keys.has(c10::DispatchKey::Functionalize);
 }
 
-// Whether saved tensors are owned by the graph alone. Saved-tensor hooks may keep references or
-// replace the tensors.
+// Whether the graph alone owns the tensors it saves. With saved-tensor hooks others may hold them
+// too, or they may be replaced.
 inline bool saves_without_hooks() { return !at::SavedTensorDefaultHooks::get_hooks(); }
 
-// Frees saved tensors as soon as backward has used them; the graph would hold them until the node
-// ends.
+// Frees saved tensors as soon as backward has used them. Without it, the graph holds them until the
+// node ends.
 class SavedMemory {
  public:
-  // without_hooks: result of saves_without_hooks() when the tensors were saved.
+  // without_hooks: what saves_without_hooks() returned when the tensors were saved.
   explicit SavedMemory(bool without_hooks)
       : may_release_(without_hooks && !torch::autograd::get_current_graph_task_keep_graph()) {}
 

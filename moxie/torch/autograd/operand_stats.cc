@@ -20,7 +20,7 @@ Tensor stats_of_forward(const ForwardParts& parts, const std::optional<Tensor>& 
   const at::NoGradGuard no_grad;
   const Recipe recipe = parse_recipe(text, "grouped_mm");
   const Tensor w = stats_of(parts.w, {}, text, "w");
-  // If both forms of w have the same blocks, their errors are the same.
+  // If both forms of w have the same blocks, their errors are equal, so w is measured once.
   const bool same = recipe.scaling == Scaling::kBlock && recipe.weights == recipe.weights_t();
   return at::stack({stats_of(parts.x, offs, text, "x"), w, stats_of(parts.x_t, offs, text, "x_t"),
                     same ? w : stats_of(parts.w, {}, text, "w_t")});

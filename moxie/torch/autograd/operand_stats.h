@@ -1,4 +1,5 @@
-// Quantization errors of the operands of a GEMM (stats.h), in the order of kStatsParts.
+// Measures what quantization loses of the operands of a linear (stats.h), in the order of
+// kStatsParts.
 #pragma once
 
 #include "moxie/torch/ops.h"
@@ -7,9 +8,10 @@ namespace moxie::ops {
 
 using at::Tensor;
 
-inline constexpr int64_t kForwardParts = 4;  // the first of kStatsParts; those of dy follow
+inline constexpr int64_t kForwardParts = 4;  // x, w, x_t and w_t; dy and dy_t follow
 
-// x of forward and x of wgrad (x_t): the same tensor, unless routing weights are applied for wgrad.
+// x is forward's operand, x_t wgrad's: the same tensor, except for w2, where wgrad's has been
+// multiplied by the routing weights.
 struct ForwardParts {
   const Tensor &x, &x_t, &w;
 };

@@ -6,7 +6,7 @@
 namespace moxie::ops {
 namespace {
 
-// The operand of a pass without quantization: bf16, unless the recipe keeps the dtype.
+// Both forms of an operand that is not quantized: bf16, unless the recipe keeps the dtype.
 QuantizedForms in_high_precision(const Recipe& recipe, const Tensor& x) {
   const Tensor plain = recipe.keeps_dtype ? x : x.to(at::kBFloat16);
   return {{plain, {}}, {plain, {}}};
@@ -103,7 +103,8 @@ void check_quantized_x(const Recipe& recipe, const char* op, const MxTensor& x) 
 Quantized rowwise_of_quantized_x(const Plan& plan, const Quantized& x, const OptionalTensor& offs) {
   const Block block = *plan.quantized_x;
   const bool swizzles = plan.x_layout == ScaleLayout::kSwizzled;
-  // A block of 128 is four blocks of 32 with the same scale.
+  // token_scale() repeats each scale of a 1x128 block for four blocks of 1x32, which recipes with
+  // 1x32 and the swizzled layout need.
   if (block == plan.recipe.activations && !swizzles) return x;
   const TokenScaleSpec spec{.block = block, .layout = plan.x_layout};
   return {x.data,

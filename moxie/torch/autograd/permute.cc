@@ -1,6 +1,6 @@
-// Nodes of permute and unpermute. permute copies rows, so its gradient sums them. unpermute's
-// gradient copies rows back, weighted; the gradient of its weights is a dot product per slot.
-// Indices are not differentiable, nor are the weights of permute.
+// The autograd nodes of permute and unpermute. permute copies rows, so its gradient sums them.
+// unpermute's gradient copies rows back, times the weights; the gradient of its weights is one dot
+// product per slot. Indices have no gradient, nor have the weights of permute.
 #include <torch/library.h>
 
 #include "moxie/torch/autograd/node.h"
@@ -39,7 +39,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
                         const Tensor& row_of, const c10::SymInt& num_tokens,
                         const OptionalTensor& weights) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    // rows are only needed for the gradient of weights.
+    // rows are saved only if the weights need a gradient, which is computed from them.
     const bool keep = weights && weights->requires_grad();
     ctx->save_for_backward({slot_of, row_of, weights.value_or(Tensor()), keep ? rows : Tensor()});
     ctx->saved_data["num_rows"] = rows.sym_size(0);
@@ -55,7 +55,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
     const auto weights = saved[2].defined() ? OptionalTensor(saved[2]) : std::nullopt;
     const Tensor dx = grads[0].to(ctx->saved_data["dtype"].toScalarType());
     const c10::SymInt tokens = dx.sym_size(0);
-    // Without weights, the number of slots per token follows from the sizes.
+    // Without weights, top_k follows from the numbers of rows and tokens.
     const int64_t top_k = weights ? weights->sym_size(1).guard_int(__FILE__, __LINE__)
                                   : (ctx->saved_data["num_rows"].toSymInt() / tokens.max(1))
                                         .guard_int(__FILE__, __LINE__);
@@ -73,8 +73,8 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
 
 Tensor permute_autograd(const Tensor& x, const Tensor& slot_of, const Tensor& row_of, int64_t top_k,
                         const OptionalTensor& weights) {
-  // Refused only if autograd records: while a graph is traced, unpermute's backward calls permute
-  // with weights that require gradients as inputs of that graph.
+  // Weights that require grad are an error only while autograd records: when a graph is traced,
+  // unpermute's backward calls permute with weights that are inputs of that graph and require grad.
   const bool recorded = c10::GradMode::is_enabled();
   TORCH_CHECK_VALUE(!weights || !weights->requires_grad() || !recorded,
                     "permute: weights get no gradient here and must not require one; weigh in "

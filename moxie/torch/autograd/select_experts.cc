@@ -1,4 +1,4 @@
-// The node of select_experts. It saves logits and ids; backward recomputes the scores.
+// The autograd node of select_experts. It saves logits and ids; backward computes the scores again.
 #include "moxie/torch/ops/select_experts.h"
 
 #include <torch/library.h>

@@ -13,13 +13,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long a rank that failed waits for word of the others before it names those that gave none.
-// With it an error still comes within a second of the group's timeout.
+// After an exchange failed, this rank waits this long for the other ranks to report through the
+// store, then names those that did not. It is short enough that the error appears within a second
+// of the group's timeout.
 constexpr auto kPatience = std::chrono::milliseconds(600);
-constexpr auto kPause = std::chrono::milliseconds(20);  // between two looks into the store
+constexpr auto kPause = std::chrono::milliseconds(20);  // between two reads of the store
 
-// Which ranks said, through the store, that they failed too: they live. A store may itself be gone,
-// or not answer, so a thread of its own asks it.
+// Which ranks have reported through the store that their exchange failed too, which shows that they
+// live. A detached thread fills this in, because the store may be gone or not answer.
 struct RollCall {
   std::mutex mutex;
   std::condition_variable changed;
@@ -58,7 +59,7 @@ void call_roll(const c10::intrusive_ptr<c10d::Store>& store, const std::string& 
   roll->changed.notify_all();
 }
 
-// "rank 2", "ranks 2, 3"; empty where all gave word.
+// The ranks that did not report, as "rank 2" or "ranks 2, 3"; empty if all did.
 std::string silent_ranks(const c10::intrusive_ptr<c10d::Store>& store, const std::string& prefix,
                          int64_t rank, int64_t size) {
   const auto roll = std::make_shared<RollCall>();
@@ -102,7 +103,8 @@ at::Tensor Group::named_failure(const char* what, Body&& body) const {
   }
 }
 
-// Boxed: the C++ types of these signatures change between torch's versions, their schemas do not.
+// Calls torch's collectives through their schemas (boxed), because their C++ types change between
+// versions of torch.
 at::Tensor Group::all_to_all(const at::Tensor& send, const Sizes& sizes, const char* what) const {
   return named_failure(what, [&] {
     return call_boxed("_c10d_functional::wait_tensor",

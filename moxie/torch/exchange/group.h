@@ -1,4 +1,4 @@
-// A process group of torch, by the name that its functional collectives know it by.
+// A process group of torch, found by the name under which torch's functional collectives know it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,18 +11,18 @@ namespace moxie::ops {
 
 class Group {
  public:
-  // op: what messages call the op that exchanges.
+  // op: the name of the calling op, for error messages.
   Group(const std::string& name, const char* op);
 
   int64_t rank() const { return group_->getRank(); }
   int64_t size() const { return group_->getSize(); }
   const std::string& name() const { return name_; }
 
-  // One message for every rank, in order of rank, as rows of `send`; what comes back is likewise in
-  // order of rank. `what` is what errors call it. A failure is an error on every rank that lives:
-  // it names this rank, the group, and those that did not answer.
+  // Sends one message to every rank: `send` holds their rows in order of rank, and so does the
+  // result for the messages received. `what` names the data in errors. If the exchange fails, every
+  // living rank throws an error that names its rank, the group, and the ranks that did not answer.
   struct Sizes {
-    const std::vector<int64_t>&send, &receive;  // rows, by rank
+    const std::vector<int64_t>&send, &receive;  // number of rows for each rank
   };
   at::Tensor all_to_all(const at::Tensor& send, const Sizes& sizes, const char* what) const;
   at::Tensor all_reduce(const at::Tensor& x, const char* what) const;  // the sum

@@ -13,7 +13,8 @@ namespace {
 
 Tensor bytes_of(const Tensor& matrix) { return dense(matrix).view(at::kByte); }
 
-// Rows of a message: elements, their scales if there are any, and zeros.
+// The rows of a message, as bytes: elements, then their scales if there are any, then zeros up to
+// the row size of core/layout/wire.h.
 Tensor as_rows(const Tensor& elements, const OptionalTensor& scale) {
   std::vector<Tensor> parts{elements};
   if (scale) parts.push_back(*scale);
@@ -24,20 +25,20 @@ Tensor as_rows(const Tensor& elements, const OptionalTensor& scale) {
   return parts.size() == 1 ? elements : at::cat(parts, 1);
 }
 
-// Columns of rows, as a matrix of another dtype.
+// Copies a range of byte columns out of the rows, as a matrix of another dtype.
 Tensor columns(const Tensor& rows, int64_t first, int64_t bytes, at::ScalarType dtype) {
   return rows.narrow(1, first, bytes).contiguous().view(dtype);
 }
 
-// What belongs to one rank: rows, and bytes for each pair.
+// One half of the messages to send: the token rows, or what belongs to (token, expert) pairs.
 struct Part {
-  const Tensor& bytes;  // uint8 [count, width], by rank; width 0 where there is none
+  const Tensor& bytes;  // uint8 [sum of counts, width], in order of rank; width 0 if none are sent
   const std::vector<int64_t>& counts;
 
   int64_t width() const { return bytes.size(1); }
   int64_t bytes_of(size_t rank) const { return counts[rank] * width(); }
 };
-// The same of what is received.
+// The sizes of one half (rows or pairs) of the messages to receive.
 struct PartFormat {
   int64_t width;
   const std::vector<int64_t>& counts;
@@ -53,7 +54,7 @@ std::vector<int64_t> sizes_of(const First& rows, const Second& pairs) {
   return sizes;
 }
 
-// Messages: for each rank its rows, then its pairs.
+// Joins both halves into messages: for each rank its rows, then its pairs.
 Tensor packed_messages(const Part& rows, const Part& pairs) {
   if (pairs.width() == 0) return rows.bytes.flatten();
   if (rows.width() == 0) return pairs.bytes.flatten();
@@ -67,7 +68,8 @@ Tensor packed_messages(const Part& rows, const Part& pairs) {
   return at::cat(pieces);
 }
 
-// uint8 [count, width] of each part, in order of rank.
+// Splits received messages into their rows and their pairs, uint8 [count, width] each, in order of
+// rank.
 std::pair<Tensor, Tensor> unpacked_messages(const Tensor& received, const PartFormat& rows,
                                             const PartFormat& pairs) {
   const Tensor none = received.new_empty({0});
@@ -83,14 +85,15 @@ std::pair<Tensor, Tensor> unpacked_messages(const Tensor& received, const PartFo
   return {at::cat(of_rows).view({-1, rows.width}), at::cat(of_pairs).view({-1, pairs.width})};
 }
 
-// Of each pair that leaves: int32 row, f32 weight.
+// For each (token, expert) pair to send: int32 index of the token's row in the message, f32 routing
+// weight.
 Tensor pairs_of_x(const Places& places, const Weights& weights) {
   const Tensor by_row = dense(weights.of_slots).flatten().index_select(0, weights.slot_of);
   const Tensor pairs = at::stack({places.row_in_message, by_row.view(at::kInt)}, 1);
   return pairs.view(at::kByte).view({-1, kPairOfXBytes});
 }
 
-// Those that arrived, as the rows of the experts are in order.
+// Reads the pairs that arrived and puts them in the order of the experts' rows.
 void read_pairs(const Tensor& pairs, const Places& places, Dispatched& out) {
   const Tensor both = pairs.view(at::kInt);  // [in pairs, 2]
   int64_t before = 0;

@@ -1,8 +1,9 @@
-// dispatch and combine: the two exchanges of an expert-parallel layer. Each is the other's
-// backward: tokens to the experts' ranks (x, then dy), and rows of the experts back (y, then dx).
+// dispatch and combine, the two exchanges of an expert-parallel layer. dispatch sends tokens to the
+// ranks of their experts (x in forward, dy in backward), combine sends rows of the experts back (y,
+// then dx). Each is the backward of the other.
 //
-// Messages have the format of core/layout/wire.h, one per rank, as bytes: process groups do not
-// know FP8.
+// Each rank sends one message to every rank, in the format of core/layout/wire.h. Messages are
+// bytes, because process groups do not know FP8.
 #pragma once
 
 #include "moxie/core/layout/wire.h"
@@ -13,7 +14,7 @@ namespace moxie::ops {
 struct DispatchArgs {
   const Group& group;
   const Places& places;
-  const Quantized& tokens;  // [T, D], with plain scales [T, D / block] or without
+  const Quantized& tokens;  // [T, D]; if quantized, with plain scales [T, D / block]
   const char* what;         // x or dy, for errors
 };
 struct Weights {
@@ -21,8 +22,9 @@ struct Weights {
   const Tensor& slot_of;   // int32 [R]
 };
 struct Dispatched {
-  Quantized tokens;  // those received: [in tokens, D]
-  // With weights, for each row of the experts:
+  Quantized tokens;  // the tokens received, [in tokens, D]
+  // If weights were sent, for each row of the experts: the received token that it holds, and its
+  // weight.
   Tensor token_of;  // int64 [in pairs]
   Tensor weights;   // f32 [in pairs]
 };
@@ -31,12 +33,12 @@ Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights
 struct CombineArgs {
   const Group& group;
   const Places& places;
-  const Tensor& rows;      // [in pairs, D], of the experts; undefined where only of_pairs is sent
-  const Tensor& of_pairs;  // f32 [in pairs], a value per row, or undefined
+  const Tensor& rows;      // [in pairs, D], of the experts; undefined if only of_pairs is sent
+  const Tensor& of_pairs;  // f32 [in pairs], a value per row of the experts; or undefined
   const char* what;        // y or dx
 };
 struct Combined {
-  Tensor rows;      // [R, D] in the order of route
+  Tensor rows;      // [R, D], in the order of route()
   Tensor of_pairs;  // f32 [R]
 };
 Combined combine_rows(const CombineArgs& args);

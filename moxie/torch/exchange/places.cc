@@ -21,7 +21,7 @@
 namespace moxie::ops {
 namespace {
 
-// Bits of the number that says what a call is.
+// Bits of the flags that each rank sends about its call.
 enum Flag : int32_t { kAutograd = 1, kDx = 2, kDweights = 4, kDb2 = 8 };
 
 int32_t bits_of(const CallFlags& flags) {
@@ -29,20 +29,20 @@ int32_t bits_of(const CallFlags& flags) {
          (flags.dweights ? kDweights : 0) | (flags.db2 ? kDb2 : 0);
 }
 
-// Columns of the counts, after those of the experts.
+// The columns of a rank's counts after one column per expert.
 enum Column : int64_t { kTokens, kFlags, kSignature };
 static_assert(kSignature + 1 == kCountsBesideExperts);
 
-// For each rank and token, whether the token goes there, and as which row of the message.
+// For each rank and token: whether the token goes to the rank, and in which row of the message.
 struct Visits {
   Tensor goes;  // bool [W, T]
-  Tensor row;   // int32 [W, T]: counts the tokens that go there before it
-  Tensor rank;  // int64 [T * k]: of each slot
+  Tensor row;   // int32 [W, T]: how many tokens before this one go there
+  Tensor rank;  // int64 [T * k]: the rank that each slot goes to
 };
 
 Visits visits_of(const RouteOfTokens& route, int64_t world) {
   const int64_t tokens = route.slot_of.size(0) / route.top_k;
-  // offs at the last expert of each rank
+  // The ends of the rows for each rank: offs at its last expert.
   const Tensor ends = route.offs.view({world, route.local_experts}).select(1, -1).contiguous();
   const Tensor rank = at::searchsorted(ends, route.row_of, /*out_int32=*/false, /*right=*/true);
   const Tensor goes = at::zeros({tokens, world}, rank.options().dtype(at::kBool))
@@ -112,7 +112,7 @@ class CopyToHost {
   }
 
  private:
-  Tensor source_;  // lives until the copy has ended
+  Tensor source_;  // kept so that it is not freed while it is copied
   Tensor host_;
   std::optional<c10::Event> done_;
 };
@@ -138,7 +138,7 @@ Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& 
   const Tensor received = group.all_to_all(sent, {ones, ones}, "counts");
   const CopyToHost copy(at::cat({sent, received}));
 
-  // What needs no number on the host is queued while the copy is under way.
+  // While the copy runs, queues the work that needs no number on the host.
   const int64_t tokens = visits.goes.size(1);
   const auto int64 = int32.dtype(at::kLong);
   const Tensor first = sums_before(visits.goes.sum(1)).unsqueeze(1);
@@ -160,13 +160,15 @@ Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& 
   places.out = traffic_of(host.narrow(0, 0, world), experts);
   places.in = traffic_of(host_in, experts);
 
-  // Tokens by rank, then in order. What goes nowhere is written past the end.
+  // Lists the tokens to send, in order of rank, then token. A token that does not go to a rank is
+  // written to one extra element at the end, which is dropped.
   const int64_t out_tokens = places.out.num_tokens();
   const Tensor place = at::where(visits.goes, visits.row + first, out_tokens);
   places.token_of = at::empty({out_tokens + 1}, int64)
                         .scatter_(0, place.flatten(), at::arange(tokens, int64).repeat({world}))
                         .narrow(0, 0, out_tokens);
-  // From (rank, expert), the order of arrival, to (expert, rank).
+  // For each row of the experts, the pair that it holds: pairs arrive ordered by rank, then expert,
+  // and rows are ordered by expert, then rank.
   const int64_t pairs = places.in.num_pairs();
   const Tensor rows = at::arange(pairs, int64);
   places.arrival_of = at::repeat_interleave(shift, lengths, std::nullopt, pairs) + rows;

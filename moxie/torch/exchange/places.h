@@ -1,10 +1,12 @@
-// Where the rows of one call go, over a group: a rank's tokens to the ranks of their experts, a
-// token once to each, and one row per pair of token and expert back (core/layout/wire.h).
+// Where the rows of one call over a group go. A rank sends each of its tokens once to every rank
+// that holds one of its experts; for each pair of token and expert, one row comes back
+// (core/layout/wire.h).
 //
-// Ranks hold the experts in order, each as many. Pairs leave in the order of route: by expert, then
-// token, so those for one rank are neighbours, and what comes back is in that order. At the
-// experts' rank they arrive by rank of their token, then expert; rows of an expert are put in order
-// of that rank, then token, which is the order that one process with all tokens would have.
+// Ranks hold equally many experts, in order: the first rank the first ones. The sender orders its
+// pairs as route() does, by expert, then token, so that the pairs for one rank are neighbours; rows
+// come back in the same order. The receiver gets pairs ordered by the sender's rank, then expert.
+// It orders the rows of each expert by the sender's rank, then token, which is the order that one
+// process with all tokens would give them.
 #pragma once
 
 #include "moxie/torch/exchange/group.h"
@@ -12,7 +14,7 @@
 
 namespace moxie::ops {
 
-// By rank.
+// The number of tokens and of (token, expert) pairs that go to, or come from, each rank.
 struct Traffic {
   std::vector<int64_t> tokens, pairs;
 
@@ -21,36 +23,37 @@ struct Traffic {
 };
 
 struct Places {
-  Traffic out, in;        // out: tokens sent and rows expected back. in: tokens received
-  Tensor token_of;        // int64 [out tokens]: which token a row of the messages is
-  Tensor row_in_message;  // int32 [R]: of each pair that leaves, the row of its token
-  Tensor arrival_of;      // int64 [in pairs]: of each row of the experts, the pair as it arrived
-  Tensor row_of_arrival;  // int64 [in pairs]: its inverse
-  Tensor offs;            // int32 [local experts]: the rows of this rank's experts
+  Traffic out, in;        // out: tokens sent, rows that return; in: tokens received, rows sent back
+  Tensor token_of;        // int64 [out tokens]: the token in each row of the messages that are sent
+  Tensor row_in_message;  // int32 [R]: for each pair sent, the row of its token in the message
+  Tensor arrival_of;      // int64 [in pairs]: for each row of the experts, where its pair arrived
+  Tensor row_of_arrival;  // int64 [in pairs]: the inverse of arrival_of
+  Tensor offs;            // int32 [local experts]: the ends of the rows of this rank's experts
 };
 
-// What every rank says of its call beside the counts.
+// What each rank tells the others about its call, besides the counts.
 struct CallFlags {
-  bool autograd = false;  // it will run backward
-  bool dx = false;        // it wants the gradient of x, of its routing weights
-  bool dweights = false;
-  bool db2 = false;       // of the biases of its experts
-  int32_t signature = 0;  // of what must be equal: recipe, wire, dtype, sizes
+  bool autograd = false;  // it records a graph and will run backward
+  bool dx = false;        // it wants the gradient of x
+  bool dweights = false;  // it wants the gradient of its routing weights
+  bool db2 = false;       // it wants the gradient of b2
+  int32_t signature = 0;  // hash of what must be equal on all ranks: recipe, wire, ..
 };
 
 struct RouteOfTokens {
-  const Tensor& offs;     // int32 [E], of all experts
+  const Tensor& offs;     // int32 [E], for the experts of all ranks
   const Tensor& slot_of;  // int32 [R]
   const Tensor& row_of;   // int32 [T * k]
   int64_t top_k;
   int64_t local_experts;
 };
 
-// The one wait for the device: counts come to the host, because messages have sizes.
-// Throws on every rank where flags do not fit together.
+// Exchanges the counts and copies them to the host, because messages need sizes: this is the only
+// point at which a call waits for the device. Throws on every rank if their flags do not fit
+// together.
 struct Agreed {
   Places places;
-  CallFlags flags;  // of all ranks: dx, dweights and db2 where any rank wants them
+  CallFlags flags;  // combined: dx, dweights and db2 are true if any rank wants them
 };
 Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
                        const CallFlags& flags);

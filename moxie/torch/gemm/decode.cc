@@ -11,14 +11,14 @@
 namespace moxie::ops {
 namespace {
 
-// Decodes a whole operand, in its natural order.
+// Decodes a whole operand, to the order it had before quantization (not transposed).
 Tensor decode_whole(const PassArgs& args, const Quantized& operand, FormAndBlock as) {
   if (!operand.scale) return operand.data;
-  // On a GPU, bf16 GEMMs accumulate in f32, so f32 results do not need f32 operands.
+  // f32 results need f32 operands only on a CPU: on a GPU, bf16 GEMMs accumulate in f32.
   const bool wide = args.dtype == at::kFloat && operand.data.is_cpu();
   const bool stack = operand.data.dim() == 3, by_row = args.recipe().scaling == Scaling::kRow;
   const OptionalTensor offs = stack ? std::nullopt : args.offs;
-  // A weight cache stores its scales as bytes.
+  // Weight caches may hold scales as bytes, because inductor cannot write e8m0.
   const Tensor scale = by_row ? *operand.scale : operand.scale->view(at::kFloat8_e8m0fnu);
   return dequantize({.op = name(args.pass),
                      .form = as.form,
@@ -32,9 +32,9 @@ Tensor decode_whole(const PassArgs& args, const Quantized& operand, FormAndBlock
                      .scaling = args.recipe().scaling});
 }
 
-// Rows of an operand that are decoded at once. 1024 rows of 1024 to 8192 columns are 2 to 16 MB in
-// bf16, about the size of the caches. Each row is multiplied with about 1024 others, so decoding is
-// about one operation in a thousand.
+// How many rows of an operand are decoded at a time. 1024 rows of 1024 to 8192 columns are 2 to 16
+// MB in bf16, about what caches hold. Each decoded row is multiplied with up to 1024 others, so
+// decoding is about one operation in a thousand.
 constexpr int64_t kPanelRows = 1024;
 
 // An operand that is decoded one panel at a time.
@@ -52,7 +52,7 @@ class Panelled {
 
   struct Range {
     int64_t matrix, first_outer, outers, first_k, ks;
-    int64_t live_ks;  // the rest of ks is padding and may hold anything
+    int64_t live_ks;  // of ks, those in the group; the rest is padding, which may hold anything
   };
   Tensor decode(const Range& range, const Exec& exec) {
     const int64_t count = range.outers * range.ks;
@@ -75,11 +75,11 @@ class Panelled {
   at::ScalarType dtype_;
 };
 
-// out[i, j] = a[i] . b[j] over [first_k, first_k + ks), for rows i of a from first_a on and all
-// rows j of b. Rows of out past them may be overwritten.
+// Multiplies panels: out[i, j] is the dot product of row first_a + i of a and row j of b over
+// [first_k, first_k + ks), for i < rows and every j. Rows of out from `rows` on may be overwritten.
 struct PanelProduct {
   int64_t matrix, first_a, rows, first_k, ks, live_ks;
-  OptionalTensor bias;  // [rows of b]
+  OptionalTensor bias;  // [rows of b], added to each row of out
   bool add;
 };
 
@@ -122,7 +122,7 @@ Tensor multiply_by_panels(const PassArgs& args) {
                        .first_a = 0,
                        .rows = a.outer(),
                        .first_k = panel.padded,
-                       // At most into the padding, which fills a block along k.
+                       // Rounding reaches at most into the padding, which fills a block along k.
                        .ks = round_up(panel.rows, ragged_step(args.dtype)),
                        .live_ks = panel.rows,
                        .bias = {},

@@ -20,18 +20,18 @@
 namespace moxie::ops {
 namespace {
 
-constexpr size_t kScaleBytes = 4;  // alignment: a load reads a quad of scales, or one f32
+constexpr size_t kScaleBytes = 4;  // alignment of scales: a load reads four e8m0, or one f32
 
 Quantized aligned(const Quantized& operand) {
   return {ops::aligned(operand.data), ops::aligned(*operand.scale, kScaleBytes)};
 }
 
-// Converts plain scales [.., outer, k] to quads [.., k / 4 * outer, 4]. Needed for an MXTensor, for
-// weights quantized on a CPU, for a recipe with other blocks in wgrad, and for scales from a
-// caller.
+// Converts plain scales [.., outer, k] to quads [.., k / 4 * outer, 4]. Scales are plain in an
+// MXTensor, in weights quantized on a CPU, for recipes with other blocks in wgrad, and where
+// callers pass them.
 Tensor in_quads(const Tensor& plain) {
   const int64_t k = plain.size(-1), padded = round_up<int64_t>(k, kQuad);
-  if (k == kQuad) return plain;  // the same bytes
+  if (k == kQuad) return plain;  // four columns: quads have the same bytes
   const Tensor codes = at::constant_pad_nd(plain.view(at::kByte), {0, padded - k});
   return codes.unflatten(-1, {padded / kQuad, kQuad})
       .transpose(-3, -2)
@@ -40,7 +40,8 @@ Tensor in_quads(const Tensor& plain) {
       .view(at::kFloat8_e8m0fnu);
 }
 
-// An operand of the Hopper kernel. `of` must be dense; it owns the memory that the operand views.
+// Makes an operand of the Hopper kernel, which views `of`. `of` must be dense and outlive it; if
+// its scales are converted to quads, it holds the new ones.
 GemmOperand sm90_operand(const PassArgs& args, FormAndBlock as, Quantized& of) {
   ScaleLayout layout = args.layout_of(of);
   if (layout == ScaleLayout::kPlain && k_of(as.block, as.form) == kQuadBlock) {
@@ -68,7 +69,8 @@ Tensor multiply_sm90(const PassArgs& args) {
                scope.exec());
     return out;
   }
-  // The kernel stores 16 bytes at a time. An unaligned gradient is added to in a second step.
+  // The kernel adds to add_to itself only if that is aligned, as it stores 16 bytes at a time.
+  // Otherwise it writes a new tensor, which is added afterwards.
   const bool adds = args.add_to && is_aligned(*args.add_to);
   const Tensor out = adds || !args.add_to ? args.allocate() : at::empty_like(*args.add_to);
   grouped_wgrad({.a = a_operand,
@@ -84,7 +86,8 @@ Tensor multiply_sm90(const PassArgs& args) {
 
 namespace {
 
-// Mask over `count` rows of a colwise buffer: 1 for rows of a group, 0 for padding and unused rows.
+// A mask over the `count` rows that a colwise buffer has room for: 1 for rows of a group, 0 for
+// padding and unused rows.
 Tensor rows_of_groups(const PassArgs& args, const Tensor& offs, int64_t alignment, int64_t count,
                       const Exec& exec) {
   const Tensor ones = at::ones({args.num_rows, 1}, offs.options().dtype(at::kByte));
@@ -102,7 +105,7 @@ Tensor rows_of_groups(const PassArgs& args, const Tensor& offs, int64_t alignmen
   return at::constant_pad_nd(padded.flatten(), {0, count - padded.size(0)});
 }
 
-// Zeroes the padding in both operands of wgrad, because torch's kernels multiply it like other
+// Zeroes the padding in both operands of wgrad, because torch's kernels multiply it as if it were
 // rows. Works on copies, because the buffers belong to the caller.
 void clear_padding(const PassArgs& args, Quantized& a, Quantized& b, const Tensor& offs,
                    int64_t alignment, const Exec& exec) {
@@ -116,9 +119,9 @@ Tensor zeros_for_groups_without_rows(const Tensor& dw, const Tensor& ends) {
   return at::where((rows > 0).view({-1, 1, 1}), dw, at::zeros({}, dw.options()));
 }
 
-// torch's grouped GEMM for dense operands with scales in its layout. Afterwards writes what torch
-// leaves unwritten: rows that no group covers, and dw of empty groups. row_block: the padding of a
-// group's rows in wgrad.
+// Multiplies by torch's scaled grouped GEMM; operands must be dense, with scales in the layout that
+// it takes. Then writes what torch leaves unwritten: rows in no group, and dw of empty groups.
+// row_block: wgrad's operands have each group padded to a multiple of this many rows.
 Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t row_block) {
   const DeviceScope scope(a.data.device());
   const bool wgrad = args.pass == Pass::kWgrad;
@@ -129,8 +132,8 @@ Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t
       args.offs || wgrad ? ends_for_torch(args, offs, alignment, scope.exec()) : offs;
   if (wgrad && args.padding == Padding::kAnything)
     clear_padding(args, a, b, offs, alignment, scope.exec());
-  // No fast accumulation: it would keep the sums of a whole contraction in Hopper's tensor cores,
-  // which have fewer bits than f32.
+  // Turns fast accumulation off: it would sum a whole contraction inside Hopper's tensor cores,
+  // with fewer bits than f32 has.
   const Tensor out = at::_scaled_grouped_mm(a.data, b.data.mT(), *a.scale, *b.scale, ends,
                                             /*bias=*/{}, /*scale_result=*/{}, at::kBFloat16,
                                             /*use_fast_accum=*/false);
@@ -147,7 +150,7 @@ Tensor multiply_by_torch(const PassArgs& args, Quantized a, Quantized b, int64_t
 Tensor multiply_sm90_rows(const PassArgs& args) {
   Quantized a = aligned(args.a), b = aligned(args.b);
   if (args.pass == Pass::kWgrad) {
-    // [G, columns]: torch expects the scales of all groups in one dimension.
+    // torch wants the scales [G, columns] of all groups in one dimension.
     a.scale = a.scale->flatten();
     b.scale = b.scale->flatten();
   }
@@ -156,7 +159,7 @@ Tensor multiply_sm90_rows(const PassArgs& args) {
 
 Tensor multiply_sm100(const PassArgs& args) {
   Quantized a = aligned(args.a), b = aligned(args.b);
-  // A weight cache stores its scales as bytes.
+  // Weight caches may hold scales as bytes, because inductor cannot write e8m0.
   a.scale = a.scale->view(at::kFloat8_e8m0fnu);
   b.scale = b.scale->view(at::kFloat8_e8m0fnu);
   return multiply_by_torch(args, a, b, args.recipe().wgrad_x.rows);

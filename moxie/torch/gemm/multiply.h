@@ -1,5 +1,5 @@
-// The three passes, each with the kernel that its plan names. Arguments must have been checked;
-// nothing here is differentiable.
+// The three passes, each multiplied by the kernel that its plan names. The caller must have checked
+// the arguments; nothing here is differentiable.
 #pragma once
 
 #include "moxie/core/base/exec.h"
@@ -18,14 +18,14 @@ struct PassArgs {
   OptionalTensor offs;    // [G]; absent: one group
   OptionalTensor bias;    // forward
   OptionalTensor add_to;  // wgrad: the f32 gradient to add to; absent: a new result
-  Shape out;              // [R, N]; [R, K]; [G, N, K]
+  Shape out;              // forward [R, N]; dgrad [R, K]; wgrad [G, N, K]
   at::ScalarType dtype;   // of the result
   int64_t num_rows = 0;   // R
-  Padding padding = Padding::kZeros;  // wgrad in FP8: what the padding of a and b holds
+  Padding padding = Padding::kZeros;  // what the padding of a and b holds, for wgrad in FP8
 
   const Recipe& recipe() const { return plan.recipe; }
   Sum sum() const { return add_to ? Sum::kAdd : Sum::kOverwrite; }
-  // The layout of an operand's scales. An operand with three dims is the weights.
+  // The layout of an operand's scales. Operands with three dims are weights, the others tokens.
   ScaleLayout layout_of(const Quantized& operand) const {
     return operand.data.dim() == 3 ? plan.weights : plan.tokens;
   }
@@ -38,12 +38,12 @@ inline GemmOperand gemm_operand(const Quantized& operand, FormAndBlock as, Scale
           outer_of(as.block, as.form), k_of(as.block, as.form), layout};
 }
 
-// On a CPU, ragged sizes of a GEMM are rounded up to a multiple of this: oneDNN compiles a bf16
-// kernel for every new size, which takes as long as a small GEMM.
+// On a CPU, sizes of GEMMs that depend on group sizes are rounded up to a multiple of this: oneDNN
+// compiles a bf16 kernel for every new size, which takes as long as a small GEMM.
 constexpr int64_t ragged_step(at::ScalarType dtype) { return dtype == at::kBFloat16 ? 32 : 1; }
 
-// Rows that are computed for a group: rounded up, if `left` allows. The additional rows belong to
-// the following groups, which overwrite them later.
+// The number of rows to compute for a group: its rows, rounded up if `left` rows remain from its
+// first row on. The additional rows belong to the following groups, which overwrite them later.
 inline int64_t computed_rows(int64_t rows, int64_t left, at::ScalarType dtype) {
   const int64_t rounded = round_up(rows, ragged_step(dtype));
   return rounded <= left ? rounded : rows;
@@ -51,14 +51,15 @@ inline int64_t computed_rows(int64_t rows, int64_t left, at::ScalarType dtype) {
 
 Tensor multiply(const PassArgs& args);
 
-// Multiplies operands in high precision and natural order (plain.cc).
+// Multiplies operands in bf16, f32 or f64 that are not transposed (plain.cc).
 Tensor multiply_plain(const PassArgs& args);
-// The ends of the groups for torch's kernels, each group rounded up to the alignment. Those kernels
-// trust their offs, and a wrong end destroys the process's CUDA context. These ends never decrease
-// and stay inside the rows, whatever offs hold.
+// The ends of groups as torch's kernels take them, each group rounded up to the alignment. Those
+// kernels trust their offs, and a wrong end would destroy the process's CUDA context; so these ends
+// never decrease and stay inside the rows, whatever offs hold.
 Tensor ends_for_torch(const PassArgs& args, const Tensor& offs, int64_t alignment,
                       const Exec& exec);
-// Completes a result of torch's kernels: zeroes rows that no group covers, adds the bias to others.
+// Completes a result of torch's kernels: zeroes the rows in no group, and adds the bias to the
+// rest.
 void finish_by_torch(const PassArgs& args, const Tensor& offs, const Tensor& out, const Exec& exec);
 // Decodes FP8 operands, then multiplies in high precision (decode.cc).
 Tensor multiply_decoded(const PassArgs& args);

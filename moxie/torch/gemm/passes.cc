@@ -1,5 +1,5 @@
-// The three passes as ops over quantized operands. Each exists twice: for users, with a recipe as
-// text, and for nodes, with the node's plan as an integer (overload `quantized`).
+// The three passes as ops over quantized operands. Each exists twice: for users, with the recipe as
+// text, and for autograd nodes, with a pass of their plan as an integer (overload `quantized`).
 #include "moxie/core/layout/parse.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/gemm/multiply.h"
@@ -18,7 +18,8 @@ struct Request {
   OptionalTensor offs;
   OptionalTensor bias = std::nullopt;
   OptionalDtype dtype = std::nullopt;
-  // Nodes multiply what their quantizers wrote, with zero padding; other callers may pass anything.
+  // Zeros for autograd nodes, whose quantizers pad with zeros; other callers may pass anything
+  // there.
   Padding padding = Padding::kZeros;
 };
 
@@ -39,8 +40,7 @@ c10::SymInt rows_of(const Tensor& tokens) {
   return tokens.dim() == 2 ? tokens.sym_size(0) : c10::SymInt(0);
 }
 
-// Shapes of the tensors that the operands are forms of: tokens [R, C] and tokens, or tokens and
-// weights.
+// The shapes that the operands had before quantization, not transposed: tokens [R, C], or weights.
 struct Natural {
   SymShape a, b;
   SymShape w;  // [G, N, K]
@@ -85,7 +85,8 @@ at::ScalarType result_dtype(const Request& request, const Recipe& recipe) {
   return recipe.keeps_dtype ? dtype : high_precision(dtype, request.op);
 }
 
-// add_to: the dtype of the gradient that wgrad adds to, if any.
+// Plans one pass that was called with a recipe as text. add_to: the dtype of the gradient that
+// wgrad adds to, if it does.
 PassPlan plan_of(const Request& request, const Recipe& recipe,
                  const std::optional<std::string_view>& layout, OptionalDtype add_to = {}) {
   check_dims(request);
@@ -123,7 +124,7 @@ PassPlan plan_of(const Request& request, const Recipe& recipe,
   return plan;
 }
 
-// Checks one operand against the shape of the tensor that it is a form of.
+// Checks one operand. `natural` is the shape that it had before quantization, not transposed.
 struct OperandCheck {
   const char *op, *name, *scale_name;
   const Quantized& operand;
@@ -184,7 +185,8 @@ void check_sizes(const Request& request, const Natural& shapes, const Recipe& re
   check_shape(bias, request.bias->dim() == 2 ? SymShape(w[0], w[1]) : SymShape(w[1]));
 }
 
-// Checks that a plan from outside fits these arguments, so that it cannot mislead a kernel.
+// Checks that a plan passed as an integer fits these arguments: it may come from anywhere, and a
+// kernel would trust it.
 void check_plan(const Request& request, const PassPlan& plan) {
   const bool in_fp8 = request.a.scale && request.b.scale;
   const bool by_row = plan.recipe.scaling == Scaling::kRow;

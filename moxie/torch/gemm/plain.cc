@@ -24,7 +24,7 @@ Tensor PassArgs::allocate() const {
 
 namespace {
 
-// Pads a group's rows with rows of zeros, which add nothing to a contraction over rows.
+// Pads a group's rows to `count` rows with zeros, which add nothing to a contraction over rows.
 Tensor with_zeros(const Tensor& rows, int64_t count) {
   if (rows.size(0) == count) return rows;
   const Tensor copy = at::empty({count, rows.size(1)}, rows.options());
@@ -33,10 +33,11 @@ Tensor with_zeros(const Tensor& rows, int64_t count) {
   return copy;
 }
 
-// One GEMM per group.
+// Multiplies on a CPU, one GEMM per group.
 Tensor multiply_cpu(const PassArgs& args) {
   const Tensor out = args.allocate();
-  // f32 results use f32 operands; a bf16 GEMM accumulates in f32 anyway.
+  // Operands are converted to the result's dtype: f32 results need f32 operands, and a GEMM in bf16
+  // accumulates in f32 anyway.
   const Tensor a = args.a.data.to(out.scalar_type()), b = args.b.data.to(out.scalar_type());
   const bool wgrad = args.pass == Pass::kWgrad;
   const OptionalTensor offs = dense(args.offs);
@@ -73,7 +74,7 @@ Tensor multiply_cpu(const PassArgs& args) {
   return out;
 }
 
-// One group: torch's dense GEMM.
+// Multiplies a single group by torch's dense GEMM.
 Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   if (args.pass == Pass::kWgrad) return at::mm(a.t(), b).unsqueeze(0);
   const Tensor w = args.pass == Pass::kForward ? b.select(0, 0).t() : b.select(0, 0);
@@ -82,14 +83,15 @@ Tensor multiply_dense(const PassArgs& args, const Tensor& a, const Tensor& b) {
   return at::addmm(aligned(bias.to(a.scalar_type())), a, w);
 }
 
-// f64 and other dtypes of the identity recipe: multiplies all rows with every group's matrix and
-// masks the rows of other groups. Slow, but needs no kernel and does not wait for the group sizes.
+// For f64 and other dtypes that the recipe `identity` allows on a GPU: multiplies all rows with
+// every group's matrix and masks the rows of other groups. This is slow, but it needs no kernel and
+// does not wait for the group sizes.
 Tensor multiply_masked(const PassArgs& args, const Tensor& a, const Tensor& b, const Tensor& offs) {
   const Tensor out = args.add_to ? *args.add_to : args.allocate().zero_();
   const Tensor rows = at::arange(args.num_rows, offs.options()).unsqueeze(1);
   Tensor begin = at::zeros({}, offs.options());
   for (int64_t g = 0; g < offs.size(0); ++g) {
-    const Tensor end = at::maximum(begin, offs.select(0, g));  // offs on a GPU may decrease
+    const Tensor end = at::maximum(begin, offs.select(0, g));  // on a GPU offs may decrease
     const Tensor inside = rows.ge(begin).logical_and(rows.lt(end));
     begin = end;
     if (args.pass == Pass::kWgrad) {
@@ -104,7 +106,7 @@ Tensor multiply_masked(const PassArgs& args, const Tensor& a, const Tensor& b, c
   return out;
 }
 
-// Moxie's own simple kernel (core/gemm/product.h).
+// Multiplies by Moxie's own simple kernel (core/gemm/product.h).
 Tensor multiply_product(const PassArgs& args, const Tensor& a, const Tensor& b,
                         const OptionalTensor& offs, const Exec& exec) {
   const OptionalTensor bias = dense(args.bias);
@@ -123,7 +125,7 @@ Tensor multiply_product(const PassArgs& args, const Tensor& a, const Tensor& b,
 Tensor multiply_torch_grouped(const PassArgs& args, const Tensor& a, const Tensor& b,
                               const Tensor& offs, const Exec& exec) {
   const Tensor ends = ends_for_torch(args, offs, /*alignment=*/1, exec);
-  // dy^T x is the order in which torch allows empty groups.
+  // torch allows empty groups only with the transposed operand first, as in dy^T x.
   if (args.pass == Pass::kWgrad) return at::_grouped_mm(a.t(), b, ends);
   const Tensor out = at::_grouped_mm(a, args.pass == Pass::kForward ? b.mT() : b, ends);
   finish_by_torch(args, ends, out, exec);
@@ -169,7 +171,7 @@ Tensor multiply_plain(const PassArgs& args) {
 }
 
 Tensor multiply(const PassArgs& args) {
-  if (args.num_rows == 0) {  // some kernels reject empty operands
+  if (args.num_rows == 0) {  // no rows: some kernels reject empty operands
     if (args.offs && args.a.data.is_cpu()) {
       const Tensor ends = dense(*args.offs);
       moxie::check_offs(name(args.pass), const_view<int32_t>(ends), 0, "rows", Backend::kCpu);

@@ -1,4 +1,5 @@
-// quantize_weights: both forms of w as a recipe needs them, the content of a weight cache.
+// The op quantize_weights: quantizes w to both forms in the blocks of a recipe. They are what a
+// weight cache holds.
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/plan/specs.h"
 
@@ -17,7 +18,7 @@ Recipe checked_recipe(const Tensor& w, std::string_view text) {
   return recipe;
 }
 
-// Uses the scale layout of the device of w.
+// The scales have the layout that suits the device of w.
 Four quantize_weights(const Tensor& w, std::string_view text) {
   return with_op(kOp, [&] {
     const Recipe recipe = checked_recipe(w, text);
@@ -26,7 +27,7 @@ Four quantize_weights(const Tensor& w, std::string_view text) {
   });
 }
 
-// Uses the scale layout of the given tensors, if the device can read it.
+// The scales keep the layout of the given tensors, if the device can read it.
 void quantize_weights_out(const Tensor& w, std::string_view text, const Tensor& qdata,
                           const Tensor& scale, const Tensor& qdata_t, const Tensor& scale_t) {
   with_op(kOp, [&] {

@@ -45,7 +45,8 @@ GroupedExpertsImpl::GroupedExpertsImpl(const ExpertsOptions& options)
   TORCH_CHECK_VALUE(options.w13_layout == "concatenated" || options.w13_layout == "interleaved",
                     "GroupedExperts: w13_layout must be 'concatenated' or 'interleaved', got '",
                     options.w13_layout, "'");
-  // Registers the weights [E, out, in] and the biases [E, out] of one linear of every expert.
+  // Registers one linear of all experts: its weights [E, out, in] (or stored [E, in, out]) and its
+  // biases [E, out].
   const auto linear = [&](const char* name, int64_t out, int64_t in) {
     const double bound = 1 / std::sqrt(static_cast<double>(in));
     const auto parameter = [&](std::string full_name, at::IntArrayRef sizes) {
@@ -150,8 +151,8 @@ void GroupedExpertsImpl::load_weights(const ExpertWeights& weights) {
   }
   if (w1_given) w13_given = at::cat({*w1_given, *w3_given}, 1);
   const auto as_taken = [&](const at::Tensor& w) { return options_.transposed ? w.mT() : w; };
-  // Copies gate and up rows, given concatenated, into w13 or b13 in the layout that the module
-  // stores.
+  // Copies rows of gate and up, which are given concatenated, into w13 or b13 in the layout in
+  // which this module stores them.
   const auto copy13 = [&](const at::Tensor& own, const at::Tensor& given) {
     if (stored13().interleaved)
       ops::halves_of_interleaved(own).copy_(given.unflatten(1, {2, -1}));

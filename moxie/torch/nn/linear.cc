@@ -30,7 +30,7 @@ at::Tensor MxLinearImpl::forward(const at::Tensor& x) {
   ops::GroupedMmOptions options{.recipe = options_.recipe};
   if (bias.defined()) options.bias = bias;
   if (cache_ && cache_->tensors()[0].device() != weight.device())
-    set_recipe(options_.recipe);  // the module moved; the cache, not a buffer, did not
+    set_recipe(options_.recipe);  // the module was moved; its cache, which is no buffer, was not
   if (cache_) options.quantized_w = cache_->tensors();
   const at::Tensor rows = x.reshape({-1, options_.in_features}), w = weight.unsqueeze(0);
   const auto stats = stats_of(0, x);
@@ -56,8 +56,8 @@ void MxLinearImpl::set_weight_cache(bool on) {
 
 void MxLinearImpl::refresh() {
   if (!cache_) return;
-  // Quantizes the current weight. The cache holds a view of the weight from before any to(), which
-  // may since have replaced the tensor.
+  // Quantizes the module's own weight, not through cache_->refresh(): the cache holds a view of the
+  // weight as it was when the cache was made, and to() may have replaced the tensor since.
   const auto tensors = cache_->tensors();
   if (tensors[0].device() != weight.device()) return set_recipe(options_.recipe);
   ops::quantize_weights_out(weight.detach().unsqueeze(0), tensors[0], tensors[1], tensors[2],

@@ -1,5 +1,5 @@
-// MxLinear: y = x w^T + bias with any leading dims, its three products quantized as a recipe says.
-// The names of its parameters are those of torch::nn::Linear.
+// MxLinear: y = x w^T + bias with any leading dims. Its three products (forward, dgrad, wgrad) are
+// quantized as a recipe says. Its parameters are named as those of torch::nn::Linear.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -17,7 +17,7 @@ struct MxLinearOptions {
   int64_t out_features = 0;
   bool bias = true;
   std::string recipe = "mxfp8_rceil_128";
-  bool weight_cache = false;  // then call refresh() after every optimizer step
+  bool weight_cache = false;  // if true, call refresh() after every optimizer step
   at::TensorOptions tensor = {};
 };
 
@@ -37,7 +37,7 @@ class MxLinearImpl : public torch::nn::Module, public Quantizable {
 
  private:
   MxLinearOptions options_;
-  std::optional<WeightCache> cache_;  // of weight, as a stack of one
+  std::optional<WeightCache> cache_;  // of weight, as [1, out, in]
 };
 TORCH_MODULE(MxLinear);
 

@@ -1,5 +1,5 @@
-// MoE: router, permutation, experts, weighted sum; and, if asked for, a shared expert that every
-// token passes.
+// An MoE layer: router, permutation, experts and weighted sum; if asked for, also a shared expert
+// that every token passes.
 #pragma once
 
 #include "moxie/torch/nn/experts.h"
@@ -14,7 +14,7 @@ struct MoeOptions {
   std::string recipe = "mxfp8_rceil_128";
   bool weight_cache = false;
   bool collect_stats = false;
-  // ExpertsOptions, of the routed experts and the shared one:
+  // These have the same meaning as in ExpertsOptions, for the routed experts and the shared one.
   std::string keep = "h";
   std::string activation = "swiglu";
   bool bias = false;
@@ -32,7 +32,7 @@ class MoeImpl : public torch::nn::Module {
   Router router = nullptr;
   GroupedExperts experts = nullptr;
   SharedExperts shared = nullptr;
-  at::Tensor loss;  // the router's, of the last forward pass
+  at::Tensor loss;  // the router's loss in the last forward pass
 };
 TORCH_MODULE(Moe);
 

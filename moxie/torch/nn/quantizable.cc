@@ -14,7 +14,7 @@ Quantizable::Quantizable(std::vector<std::string> products) : products_(std::mov
 void Quantizable::reset_stats() { stats_.zero_(); }
 
 const at::Tensor& Quantizable::all_stats(const at::Tensor& x) {
-  // stats_ is not a buffer: it would be in the state dict, and model.to(bf16) would round it.
+  // stats_ is not a buffer: a buffer would be in the state dict, and model.to(bf16) would round it.
   if (stats_.device() != x.device()) stats_ = stats_.to(x.device());
   return stats_;
 }

@@ -69,7 +69,8 @@ at::Tensor RouterImpl::loss_of(const at::Tensor& logits, const at::Tensor& count
   at::Tensor loss = at::zeros({}, logits.options());
   const auto tokens = static_cast<double>(std::max<int64_t>(logits.size(0), 1));
   if (options_.balance == Balance::kLoss) {
-    // E * sum over experts of (share of the rows) * (mean probability); 1 if the load is even.
+    // The balance loss: E * sum over experts of (share of the rows) * (mean probability). It is 1
+    // if the load is even.
     const at::Tensor scores =
         options_.score == Score::kSoftmax ? logits.softmax(-1) : logits.sigmoid();
     const at::Tensor probability = scores / scores.sum(-1, true).clamp_min(tiny_of(scores));

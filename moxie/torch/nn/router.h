@@ -12,7 +12,7 @@ using moxie::Score;
 
 enum class Balance : uint8_t {
   kNone,
-  kBias,  // a bias per expert, for the choice alone, which update_bias() moves against the load
+  kBias,  // a bias per expert, used in the choice only; update_bias() lowers it where load is high
   kLoss,  // the classic auxiliary loss
 };
 
@@ -21,8 +21,8 @@ struct RouterOptions {
   int64_t num_experts = 0;
   int64_t top_k = 0;
   Score score = Score::kSoftmax;
-  bool normalize = true;  // the weights of a token add up to 1
-  double scale = 1;       // and are multiplied by this
+  bool normalize = true;  // divides the weights of a token by their sum
+  double scale = 1;       // multiplies the weights, after normalize
   Balance balance = Balance::kNone;
   double bias_rate = 1e-3;
   double loss_weight = 1e-2;
@@ -33,10 +33,10 @@ struct RouterOptions {
 struct Routing {
   at::Tensor ids;      // int32 [T, k]
   at::Tensor weights;  // f32 [T, k]
-  at::Tensor loss;     // f32 []; 0 where none is asked for
+  at::Tensor loss;     // f32 []; 0 if the options ask for no loss
 };
 
-// Not a torch::nn::Linear, so that it is never quantized.
+// A class of its own rather than a torch::nn::Linear, so that no conversion quantizes it.
 struct GateImpl : torch::nn::Module {
   explicit GateImpl(const RouterOptions& options);
   at::Tensor weight;  // [E, D]
@@ -48,16 +48,16 @@ class RouterImpl : public torch::nn::Module {
   explicit RouterImpl(const RouterOptions& options);
 
   Routing forward(const at::Tensor& x);  // [T, D]
-  // Lowers the bias of experts above the mean load by bias_rate, raises the others, and resets the
-  // load.
+  // Lowers the bias of experts with more than the mean load by bias_rate, raises it for those with
+  // less, then resets the load.
   void update_bias();
   void reset_load();
-  // int64 [E]: rows of each expert in training since reset_load(), where the module last ran. Not a
-  // part of the state dict, and nothing here reads it.
+  // int64 [E]: how many rows each expert got in training since reset_load(), on the device on which
+  // the module last ran. It is not part of the state dict, and forward does not read it.
   const at::Tensor& load() const { return load_; }
-  using torch::nn::Module::load;  // an archive
+  using torch::nn::Module::load;  // the overload load(archive), which load() would hide
 
-  // The bias stays f32: bf16 cannot hold updates as small as bias_rate.
+  // Convert the module, but keep the bias in f32: bf16 cannot hold updates as small as bias_rate.
   void to(torch::Device device, torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Dtype dtype, bool non_blocking = false) override;
   void to(torch::Device device, bool non_blocking = false) override;

@@ -1,4 +1,4 @@
-// The activation of swiglu's ops: text where a user gives it, an integer where a graph carries it.
+// Converts the activation argument of swiglu's ops: users give text, graphs carry an integer.
 #pragma once
 
 #include <c10/util/Exception.h>

@@ -78,7 +78,8 @@ bool has_cuda() { return kHasCuda; }
 
 }  // namespace
 
-// These ops have no tensor arguments, so the dispatcher has no device to choose by.
+// Registered for every device at once: without tensor arguments, the dispatcher has no device to
+// choose by.
 TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {
   m.impl("_cost", TORCH_FN(cost));
   m.impl("_has_cuda", TORCH_FN(has_cuda));

@@ -1,4 +1,4 @@
-// The dequantizer, with types instead of text.
+// The dequantizer with types instead of text, for ops that have parsed their text already.
 #pragma once
 
 #include "moxie/torch/recipe.h"
@@ -13,7 +13,7 @@ struct DequantizeArgs {
   const Tensor& scale;  // or scale_t; f32 under Scaling::kRow
   const OptionalTensor& offs;
   Block block;
-  std::optional<c10::SymInt> num_rows;  // colwise: the padded shape does not tell it
+  std::optional<c10::SymInt> num_rows;  // colwise only: the padded shape hides it
   at::ScalarType dtype;
   ScaleLayout layout = ScaleLayout::kPlain;
   Scaling scaling = Scaling::kBlock;

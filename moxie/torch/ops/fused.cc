@@ -1,4 +1,5 @@
-// swiglu, swiglu_backward and permute together with the quantizer of their result.
+// The fused ops: swiglu, swiglu_backward and permute, each together with the quantizer of its
+// result.
 #include "moxie/core/permute/permute_quantize.h"
 #include "moxie/core/swiglu/swiglu_quantize.h"
 #include "moxie/torch/exec.h"
@@ -23,7 +24,7 @@ SymShape check_h(const char* op, const Tensor& h) {
   return {h.sym_size(0), cols / 2};
 }
 
-// The arguments of swiglu besides h. Weights and slot_of are both present or both absent.
+// The arguments of the swiglu ops besides h. Weights and slot_of are both present or both absent.
 struct GluArgs {
   Activation activation;
   OptionalTensor weights = std::nullopt, slot_of = std::nullopt;

@@ -1,10 +1,10 @@
-// gate_logits: a router's logits, x weight^T in f32 for any dtypes, and its gradients.
+// gate_logits: a router's logits, x weight^T in f32 for any dtypes, and their gradients.
 //
 // On a GPU, bf16 x is multiplied on tensor cores with f32 accumulation. An f32 factor (the weight,
 // or the gradient of the logits) is split into three bf16 terms that add up to it (core/split),
-// stacked so that all terms are one GEMM. No setting of torch changes the result: TF32 does not
-// apply to bf16 GEMMs, and split-K partial sums of cuBLAS have the dtype of the result, which is
-// f32.
+// stacked so that one GEMM multiplies them all. No setting of torch changes the result: TF32 does
+// not apply to bf16 GEMMs, and if cuBLAS splits K, its partial sums have the dtype of the result,
+// which is f32.
 #include <ATen/Context.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
@@ -19,9 +19,9 @@ namespace {
 
 constexpr const char* kOp = "gate_logits";
 constexpr int64_t kTerms = 3;
-// The product of two split operands: the pairs of terms (i, j) with i + j <= 2. The other pairs
-// would add at most 2^-22 of the product, which is rounded to bf16. The first three left terms are
-// all terms of the left operand, in order.
+// The pairs of terms (i, j) with i + j <= 2, from which the product of two split operands is
+// summed. The other pairs would add at most 2^-22 of the product, which is then rounded to bf16.
+// The first three left terms are 0, 1, 2: all terms of the left operand, in order.
 constexpr std::array<int64_t, 6> kLeftTerms = {0, 1, 2, 0, 0, 1};
 constexpr std::array<int64_t, 6> kRightTerms = {0, 0, 0, 1, 2, 1};
 
@@ -36,8 +36,8 @@ at::ScalarType dtype_of_logits(at::ScalarType x) {
   return x == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-// Scope of every GEMM here: f32 GEMMs are exact f32, whatever allow_tf32 says. The guard affects
-// this thread only.
+// The scope in which every GEMM of this file runs: f32 GEMMs are exact f32, whatever allow_tf32
+// says. The guard affects this thread only.
 struct ProductScope {
   explicit ProductScope(const Tensor& x) : device(x.device()) {}
   DeviceScope device;
@@ -64,14 +64,15 @@ Tensor logits_of_bf16(const Tensor& x, const Tensor& weight) {
   return at::mm(x, terms.t(), at::kFloat).view({x.size(0), kTerms, weight.size(0)}).sum(1);
 }
 
-// dlogits * weight, from the terms of dlogits, which must be as many as those of the weight.
+// dx = dlogits * weight, from the bf16 terms of dlogits. There must be as many of them as of the
+// terms of weight.
 Tensor dx_of_bf16(const Tensor& terms, const Tensor& weight) {
   const Tensor right = weight.scalar_type() == at::kBFloat16 ? weight.repeat({kTerms, 1})
                                                              : stacked_terms(weight, kRightTerms);
-  // A GEMM with a bf16 result has bf16 partial sums if cuBLAS splits K and torch allows it
-  // (allow_bf16_reduced_precision_reduction, on by default). cuBLAS splits K if the result has too
-  // few tiles to fill the GPU, so small results are computed in f32. Larger ones contract at most
-  // 6 * 1024 in one piece, and are rounded once.
+  // If cuBLAS splits K and torch allows it (allow_bf16_reduced_precision_reduction, on by default),
+  // a GEMM with a bf16 result adds partial sums in bf16. cuBLAS splits K if the result has too few
+  // tiles to fill the GPU, so small results are computed in f32. Larger results contract at most
+  // 6 terms of 1024 experts in one piece, and are rounded once.
   constexpr int64_t kManyElements = int64_t{1} << 23;  // 4 tiles of 128 x 128 for each of 128 SMs
   if (terms.size(0) * weight.size(1) < kManyElements)
     return at::mm(terms, right, at::kFloat).to(at::kBFloat16);
@@ -93,15 +94,15 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
     if (x.is_meta()) return allocate({{"logits", dtype, shape}}, x)[0];
     const ProductScope scope(x);
     if (on_tensor_cores(x, x.scalar_type())) return logits_of_bf16(aligned(x), weight);
-    // On a CPU, the order of summation depends on a row's position. In f64 the difference does not
-    // reach f32, so that routing does not depend on the position of a token.
+    // On a CPU, the order in which a GEMM sums depends on a row's position. In f64 the differences
+    // are too small to show in f32, so a token is routed alike wherever it stands.
     const auto wide = x.is_cpu() ? at::kDouble : dtype;
-    // On a GPU, the order of summation depends on the alignment of the operands.
+    // On a GPU, the order in which a GEMM sums depends on the alignment of its operands.
     return at::linear(aligned(x.to(wide)), aligned(weight.to(wide))).to(dtype);
   });
 }
 
-// Returns dx, if x_dtype is given, and the gradient of the weight, if x is given.
+// Returns dx if x_dtype is given, then the gradient of the weight if x is given.
 std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor& weight,
                                             const OptionalTensor& x,
                                             std::optional<at::ScalarType> x_dtype) {
@@ -122,7 +123,8 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
     if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype)) {
       const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
       const at::IntArrayRef all = kLeftTerms;
-      // Not a slice of all six terms: cuBLAS may sum operands with another stride in another order.
+      // The three terms are split again, not taken as a slice of all six: cuBLAS may sum operands
+      // with another stride in another order.
       const Tensor three = terms_of(dlogits, all.slice(0, kTerms));
       if (x_dtype)
         grads.push_back(dx_of_bf16(weight_is_split ? terms_of(dlogits, all) : three, weight));

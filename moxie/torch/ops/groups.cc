@@ -27,7 +27,7 @@ void check_count(const char* op, const char* what, const c10::SymInt& rows) {
       op, ": ", what, " must not be negative and fit the int32 of offs, got ", rows);
 }
 
-// The core sees rows as bytes, so that every dtype works the same.
+// Passes rows to the core as bytes, so that one kernel moves rows of every dtype.
 Shape byte_shape(const Tensor& tensor) {
   return {tensor.size(0), tensor.size(1) * tensor.element_size()};
 }

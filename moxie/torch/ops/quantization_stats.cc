@@ -30,10 +30,10 @@ namespace {
 
 constexpr const char* kOp = "quantization_stats";
 
-// Which operand of a GEMM a tensor is.
+// Which operand of a product a tensor is.
 struct Part {
   bool weights;
-  bool gradient;  // dy
+  bool gradient;  // dy (or dy_t)
   Form form;
 };
 
@@ -70,7 +70,7 @@ bool is_quantized(const Recipe& recipe, const Part& part) {
   return of_wgrad ? recipe.quantizes_wgrad() : recipe.quantizes();
 }
 
-// Decodes elements with these scales, to f32 and in the order of x.
+// Decodes qdata and scale to f32, in the order of x.
 Tensor decode(const Recipe& recipe, const Part& part, const std::vector<Tensor>& from,
               const Tensor& x, const OptionalTensor& offs) {
   return dequantize({.op = kOp,
@@ -84,7 +84,7 @@ Tensor decode(const Recipe& recipe, const Part& part, const std::vector<Tensor>&
                      .scaling = recipe.scaling});
 }
 
-// Replaces every scale by 1, so that decode() returns the elements themselves.
+// Replaces every scale by 1, so that decode() returns the elements as they are stored.
 std::vector<Tensor> unscaled(const std::vector<Tensor>& from) {
   constexpr int64_t kCodeOfOne = 127;
   return {from[0], at::full(from[1].sizes(), kCodeOfOne, from[1].options().dtype(at::kByte))
@@ -110,7 +110,7 @@ Tensor compute(const Recipe& recipe, const Part& part, const Tensor& x,
   }
   Tensor count = at::full({}, x.numel(), values.options().dtype(at::kDouble));
   if (offs) {                         // rows past the last group do not count
-    const Tensor end = offs->amax();  // end of the last group, also if offs decrease
+    const Tensor end = offs->amax();  // the end of the last group, even if offs decrease
     const Tensor covered = (at::arange(x.size(0), offs->options()) < end).unsqueeze(-1);
     values = at::where(covered, values, 0);
     decoded = at::where(covered, decoded, 0);
@@ -121,7 +121,8 @@ Tensor compute(const Recipe& recipe, const Part& part, const Tensor& x,
   const bool can_clip = recipe.scaling == Scaling::kBlock && !elements.empty() &&
                         (recipe.rule == ScaleRule::kFloor || recipe.rule == ScaleRule::kEven);
   if (can_clip) {
-    // Clipped: beyond half a step above the largest element, that is 464 / 448 of its value.
+    // An element is clipped if it became 448, the largest e4m3, and its value lies more than half a
+    // step (16) beyond: above 464 / 448 of what it decodes to.
     const Tensor limit = decode(recipe, part, unscaled(elements), x, offs).abs() == 448;
     clipped = (limit & (values.abs() > decoded.abs() * (464. / 448))).sum().to(at::kDouble);
   }

@@ -39,8 +39,9 @@ bool is_block(const std::optional<Block>& block) {
   return !block || std::find(std::begin(kBlocks), std::end(kBlocks), *block) != std::end(kBlocks);
 }
 
-// Quantizes weights that are a transposed view, reading them in the order in which they are stored:
-// the rowwise form of w is the colwise form of its transpose. Returns false for other weights.
+// Quantizes weights that are a transposed view in the order in which they are stored, without a
+// copy: the rowwise form of w is the colwise form of its transpose. Returns false, having done
+// nothing, for other weights.
 bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor>& out);
 
 void run(const Tensor& tensor, const OptionalTensor& ends, const QuantizeSpec& spec,
@@ -74,7 +75,7 @@ bool run_transposed(const Tensor& w, QuantizeSpec spec, const std::vector<Tensor
           .rule = spec.rule,
           .layout = spec.layout,
           .scales_too_small = spec.scales_too_small};
-  // The transpose of 128x32 would be 32x128, which is not a block.
+  // A transposed block may be none of kBlocks: 128x32 would become 32x128.
   if (!is_block(spec.rowwise) || !is_block(spec.colwise)) return false;
   run(w.mT(), {}, spec, both ? std::vector{out[2], out[3], out[0], out[1]} : out);
   return true;
@@ -152,7 +153,7 @@ using Text = std::string_view;
 using Two = std::tuple<Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-// Parses the arguments of an op with one form, rowwise or colwise.
+// Parses the text arguments of quantize_rowwise or quantize_colwise.
 template <Form kForm>
 QuantizeSpec parse_form_of(Text block, Text rule, Text layout) {
   if constexpr (kForm == Form::kRowwise) return parse_forms(kRowwiseOp, {block, {}, rule, layout});

@@ -1,5 +1,5 @@
-// The quantizers, with types instead of text: ops call them after parsing their text or unpacking
-// their integer. On Meta tensors they only check and allocate.
+// The quantizers with types instead of text: ops call them after they have parsed their text or
+// unpacked their integer. On Meta tensors they only check and allocate.
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"
@@ -8,9 +8,9 @@
 
 namespace moxie::ops {
 
-// Which forms a quantizer makes of a tensor, and how. One integer in a graph (bits.h).
+// Which forms a quantizer makes of a tensor, and how. A graph carries it as one integer (bits.h).
 struct QuantizeSpec {
-  Scaling scaling = Scaling::kBlock;  // or kRow: a form's block then only says that it is wanted
+  Scaling scaling = Scaling::kBlock;  // or kRow, where any block means that the form is wanted
   std::optional<Block> rowwise = std::nullopt, colwise = std::nullopt;
   ScaleRule rule = ScaleRule::kRceil;
   ScaleLayout layout = ScaleLayout::kPlain;
@@ -29,11 +29,11 @@ struct QuantizeSpec {
 
 // How requantize reads the rowwise form and writes the colwise one.
 struct RequantizeSpec {
-  Block block;              // of the rowwise form that is read
+  Block block;              // of the rowwise form, which is read
   ScaleLayout from_layout;  // of its scales
-  Block colwise;            // of the result
+  Block colwise;            // of the colwise form, which is written
   ScaleRule rule;
-  ScaleLayout layout;  // of the result
+  ScaleLayout layout;  // of the scales that are written
 
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
@@ -45,10 +45,10 @@ struct RequantizeSpec {
   }
 };
 
-// The scales of tokens that the caller has quantized.
+// How to convert the plain scales of tokens that the caller has quantized.
 struct TokenScaleSpec {
-  Block block;         // 1x32 or 1x128, of the scales that are read
-  ScaleLayout layout;  // plain, or swizzled if they are to be swizzled
+  Block block;         // 1x32 or 1x128: the block of the scales that are read
+  ScaleLayout layout;  // of the result: plain or swizzled
 
   template <class Self, class F>
   static void fields(Self& self, F&& f) {
@@ -57,30 +57,31 @@ struct TokenScaleSpec {
   }
 };
 
-// The input of a quantizer, with the names for messages.
+// The input of forms_results(), with the op's name for error messages.
 struct FormsArgs {
   const char* op;
-  SymShape x;  // shape of what is quantized, which need not be in memory
+  SymShape x;  // the shape of what is quantized, which need not be in memory
   const OptionalTensor& offs;
   const QuantizeSpec& spec;
 };
 
-// Checks everything that does not depend on data, and returns the results' shapes: qdata and scale,
-// qdata_t and scale_t, for the requested forms. Every overload and device (Meta too) calls this, so
-// that traced shapes equal real shapes.
+// Checks everything that does not depend on data, and returns the shapes of the results: qdata and
+// scale if the spec has a rowwise form, qdata_t and scale_t if it has a colwise one. Every overload
+// and device (Meta too) calls this, so that traced shapes equal real shapes.
 Results forms_results(const FormsArgs& args);
 
-// Converts the results to the core's type; offs must be dense.
+// Views the allocated results as the core takes them; offs must be dense.
 QuantizeForms forms_in(const QuantizeSpec& spec, const OptionalTensor& offs,
                        const std::vector<Tensor>& out);
 
-// x [R, C] or [G, N, K], bf16 or f32
+// Quantizes x [R, C] or [G, N, K], bf16 or f32, to new tensors or into given ones, in the order of
+// forms_results().
 std::vector<Tensor> quantize(const char* op, const Tensor& x, const OptionalTensor& offs,
                              const QuantizeSpec& spec);
 void quantize_into(const char* op, const Tensor& x, const OptionalTensor& offs,
                    const QuantizeSpec& spec, const std::vector<Tensor>& out);
 
-// The blocks of an op as text; if there is only one, its argument is called `block`.
+// The arguments of a quantizing op as text. An op with only one block calls that argument `block`.
 struct QuantizeText {
   std::optional<std::string_view> rowwise, colwise;
   std::string_view rule, layout;

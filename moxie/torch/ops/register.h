@@ -1,5 +1,6 @@
-// One function per family registers its ops, under the names of schema.cc, for every device. An op
-// looks at the device of its arguments; on Meta it returns after checking and allocating.
+// Registers the ops of one file for every device: `function` calls m.impl() for each, under its
+// name in schema.cc. An op asks its arguments for their device; on Meta it returns after checking
+// and allocating.
 #pragma once
 
 #include <torch/library.h>

@@ -1,4 +1,4 @@
-// Routing weights of rows, for the SwiGLU ops.
+// Routing weights of rows, as the SwiGLU ops take them.
 #pragma once
 
 #include <ATen/ops/empty.h>
@@ -31,7 +31,7 @@ inline Result weight_gradient_of(const Tensor& weights) {
   return {"dweights", weights.scalar_type(), sym_shape(weights)};
 }
 
-// Owns the tensors that the views of weights point into.
+// Routing weights as the core takes them; owns the dense tensors that its views point into.
 struct DenseRowWeights {
   Tensor weights, slot_of;
 
@@ -44,7 +44,8 @@ struct DenseRowWeights {
   }
 };
 
-// f32 [R, tiles] on a GPU, else empty.
+// The workspace that swiglu_backward needs for the gradient of the weights: f32 [R, tiles] on a
+// GPU, else empty.
 inline Tensor weight_gradient_workspace(const Tensor& da) {
   const int64_t tiles = da.is_cuda() ? weight_gradient_tiles<int64_t>(da.size(1)) : 0;
   return at::empty({da.size(0), tiles}, da.options().dtype(at::kFloat));

@@ -50,9 +50,9 @@ Tensor swizzle_scale(const Tensor& scale, const OptionalTensor& offs, std::strin
   return with_op(kOp, [&] { return swizzle(kOp, scale, offs, parse_form(form, kOp)); });
 }
 
-// The shape of the plain scales. A swizzled matrix and a stack of flattened swizzled matrices both
-// have two dims; the width tells them apart: a matrix has at least 128 rows, so it is wider when
-// flattened, unless it is empty.
+// The shape of the plain scales for swizzled ones. One swizzled matrix and a stack of flattened
+// swizzled matrices both have two dims, but differ in width: a swizzled matrix has at least 128
+// rows, so flattened it is wider, unless it is empty.
 SymShape plain_shape(const char* op, const Tensor& swizzled, const c10::SymInt& rows,
                      const c10::SymInt& cols, const OptionalTensor& offs) {
   const SymShape plain(rows, cols);

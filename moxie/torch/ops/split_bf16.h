@@ -1,11 +1,11 @@
-// f32 as sums of bf16 terms (core/split), for GEMMs on tensor cores.
+// Splits f32 into bf16 terms that add up to it (core/split), for GEMMs on tensor cores.
 #pragma once
 
 #include "moxie/torch/view.h"
 
 namespace moxie::ops {
 
-// The op _split_bf16: x f32 [R, C] -> bf16 [R, terms * C], one term after the other.
+// The op _split_bf16: x f32 [R, C] -> bf16 [R, terms * C], each row's terms side by side.
 Tensor terms_of(const Tensor& x, at::IntArrayRef terms);
 
 }  // namespace moxie::ops

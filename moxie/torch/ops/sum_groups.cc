@@ -38,7 +38,7 @@ Tensor sum_groups(const Tensor& x, const OptionalTensor& offs) {
     const DeviceScope scope(x.device());
     const OptionalTensor ends = dense(offs);
     if (x.is_cpu()) return sum_on_cpu(x, ends, out);
-    // The sum of rows is a wgrad with a column of ones: x^T 1.
+    // Computes the sum of rows as a wgrad whose other operand is a column of ones: x^T 1.
     const Tensor rows = dense(x), ones = at::ones({x.size(0), 1}, x.options());
     product({.pass = Pass::kWgrad,
              .a = const_float_view(rows),

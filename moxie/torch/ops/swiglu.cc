@@ -28,7 +28,7 @@ SymShape check_h(const char* op, const Tensor& h) {
 // f64 is accepted for gradcheck and computed with torch's own ops.
 bool is_double(const Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
 
-// The same f32 constants as in the kernels, so that f64 results are comparable.
+// The constants that the f32 kernels use, so that results in f64 can be compared with theirs.
 constexpr double kAlpha = kClampAlpha, kLimit = kClampLimit;
 
 Tensor in_double(const Tensor& h, Activation activation) {

@@ -17,7 +17,7 @@ int64_t elements(const Shape& shape) {
   return count;
 }
 
-// The bytes of one form of a tensor, its scales included.
+// The bytes of one form of a quantized tensor, its scales included.
 int64_t bytes_of(const Recipe& recipe, const Shape& of, std::optional<int64_t> groups,
                  FormAndBlock as, ScaleLayout layout) {
   const bool by_row = recipe.scaling == Scaling::kRow;
@@ -45,7 +45,7 @@ int64_t w_bytes(const Plan& plan, const ExplainArgs& args) {
   if (plan.recipe.quantizes())
     return bytes_of(plan.recipe, w, {}, form_of_b(plan.recipe, Pass::kDgrad), plan.layout);
   const bool as_it_is = plan.recipe.keeps_dtype || args.w == at::kBFloat16;
-  return as_it_is ? 0 : elements(w) * 2;  // w itself is kept by the model anyway
+  return as_it_is ? 0 : elements(w) * 2;  // the model keeps w itself anyway
 }
 
 std::string dtype_text(at::ScalarType dtype) {
@@ -79,7 +79,7 @@ ExplainedPass explained(const Plan& plan, Pass pass, const PlanArgs& problem,
           .reason = reason(problem, plan.why(pass))};
 }
 
-// Throws if a call with such tensors would throw.
+// Throws if the op itself would refuse tensors of these sizes, dtypes and device.
 void check(const ExplainArgs& args, const Recipe& recipe) {
   constexpr int64_t kMostSize = std::numeric_limits<int32_t>::max();
   for (const auto& [name, size] :

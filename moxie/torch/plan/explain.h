@@ -13,13 +13,14 @@
 
 namespace moxie::ops {
 
-// y [rows, n] = x [rows, k] w^T, with w [groups, n, k], and its gradients.
+// The grouped linear to explain: y [rows, n] = x [rows, k] w^T with w [groups, n, k], and its
+// gradients.
 struct ExplainArgs {
   std::string_view recipe = "mxfp8_rceil_128";
   int64_t n = 0, k = 0;
   c10::Device device = c10::kCPU;
   int64_t rows = 0;
-  std::optional<int64_t> groups = std::nullopt;  // the length of offs; absent: one group, no offs
+  std::optional<int64_t> groups = std::nullopt;  // the length of offs; absent: no offs, one group
   at::ScalarType x = at::kBFloat16, w = at::kBFloat16;
   bool needs_dx = true, needs_dw = true, main_grad = false;
 };
@@ -32,7 +33,7 @@ struct ExplainedPass {
 };
 
 struct Explanation {
-  std::string recipe;  // every field in words
+  std::string recipe;  // every field, as to_text() writes it
   std::array<ExplainedPass, 3> passes;
   int64_t x_bytes = 0, w_bytes = 0;  // kept for backward
 };

@@ -28,7 +28,7 @@ int capability_of(c10::Device device) {
 
 int64_t value(const c10::SymInt& size) { return size.guard_int(__FILE__, __LINE__); }
 
-// Whether size < limit. If torch.compile does not know the size, assumes that it is.
+// Whether size < limit. A size that torch.compile does not know is assumed to be less.
 bool is_less(const c10::SymInt& size, int64_t limit) {
   return size.sym_lt(limit).guard_or_true(__FILE__, __LINE__);
 }
@@ -58,7 +58,7 @@ Kernel high_precision_kernel(const PlanArgs& args, Pass pass) {
   const bool adds = pass == Pass::kWgrad && args.adds_to_main_grad;
   if (!args.has_offs && !adds && operand == result) return Kernel::kMm;
   if (!has_cuda_kernel(operand) || !has_cuda_kernel(result)) return Kernel::kMasked;
-  constexpr int64_t kRowOf16Bytes = 8;  // bf16: torch needs rows of whole 16 bytes
+  constexpr int64_t kRowOf16Bytes = 8;  // torch needs rows of whole 16 bytes, and bf16 has 2
   const bool taken = args.has_offs && !adds && operand == at::kBFloat16 &&
                      result == at::kBFloat16 && are_multiples(args, kRowOf16Bytes) &&
                      is_less(args.groups, kMostTorchGroups + 1);
@@ -71,8 +71,9 @@ struct Choice {
 };
 constexpr Choice not_fp8(Why why) { return {Kernel::kMm, why}; }
 
-// TMA coordinates are int32, in bytes along k and along the columns of a result. The margin of 1024
-// is more than a tile extends past the end.
+// Whether Hopper's kernel can address the operands and the result. TMA coordinates are int32, and
+// count bytes along k and along the columns of a result. The margin of 1024 is more than a tile
+// reaches past the end.
 bool fits_sm90(const PlanArgs& args, Pass pass) {
   constexpr int64_t kMost = (int64_t{1} << 31) - 1024, kMostColumns = (int64_t{1} << 30) - 1024;
   const c10::SymInt rows =
@@ -88,7 +89,7 @@ bool is_less_than_most_groups(const PlanArgs& args) {
 
 Choice choose_on_hopper(const PlanArgs& args, Pass pass) {
   const Recipe& recipe = args.recipe;
-  constexpr int64_t kRow = 16;  // bytes: FP8 kernels load and store 16 at a time
+  constexpr int64_t kRow = 16;  // FP8 kernels load and store 16 bytes at a time
   if (recipe.scaling == Scaling::kRow) {
     if (!are_multiples(args, kRow)) return not_fp8(Why::kMultiples);
     if (!is_less_than_most_groups(args)) return not_fp8(Why::kGroups);
@@ -136,12 +137,14 @@ bool has_blocks_of(int length, const Recipe& recipe) {
          recipe.wgrad_dy.rows == length && recipe.wgrad_x.rows == length;
 }
 
-// The layout of scales that suits the GEMM:
-//   Hopper's kernel  quads, if all blocks are 128 long along the contraction; else plain, which are
+// The layout of scales that suits the kernel of forward:
+//   sm90             quads, if all blocks are 128 long along the contraction; else plain, which are
 //                    converted for each GEMM
-//   Blackwell        swizzled
-//   GPU that decodes swizzled, if all blocks are 32 long: kernels write and read those faster
+//   sm90_rows        plain
+//   sm100            swizzled
+//   decode on a GPU  swizzled, if all blocks are 32 long: kernels write and read those faster
 //                    (docs/kernels/quantize.md); larger blocks repeat their scales and gain little
+//   decode on a CPU  plain
 ScaleLayout layout_of(const PlanArgs& args, Kernel forward) {
   const auto if_blocks_of = [&](int length, ScaleLayout layout) {
     return has_blocks_of(length, args.recipe) ? layout : ScaleLayout::kPlain;
@@ -194,15 +197,15 @@ Plan decide(const PlanArgs& args) {
   }
   plan.layout = layout_for(args.recipe, args.device, args.n, args.k);
   const bool swizzles = plan.kernel(Pass::kForward) == Kernel::kSm100;
-  // An x that the caller quantized has plain scales: decoding reads them as they are, and the
-  // Hopper path converts them to quads.
+  // Scales of an x that the caller quantized stay plain: decoding reads them as they are, and
+  // Hopper's pass converts them to quads. Only Blackwell's kernel needs them swizzled.
   const auto as_it_came = swizzles ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
   plan.x_layout = args.quantized_x ? as_it_came : plan.layout;
   plan.w_layout = plan.layout;
   plan.kept_x = kept_of(args);
   plan.keeps_w_t = args.needs_dx;
   plan.quantized_x = args.quantized_x;
-  // For f32, a fused CUDA kernel is no faster than two ops.
+  // On a GPU, fused ops pay only for bf16: for f32, a fused kernel is no faster than two ops.
   plan.fuses = args.recipe.scaling == Scaling::kBlock && !args.recipe.scales_too_small &&
                (args.x == at::kBFloat16 || !args.device.is_cuda());
   return plan;

@@ -1,6 +1,6 @@
-// The plan of a call, made once, where it enters: the kernel of each pass and why it is not a
+// The plan of a call, made once, where the call enters: the kernel of each pass and why it is not a
 // faster one, the layout of each operand's scales, and what is kept for backward. Nodes, ops,
-// errors, explain() and `moxie info` read the plan; nothing else decides.
+// errors, explain() and `moxie info` read the plan; none of them decides any of this itself.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,13 +16,14 @@
 
 namespace moxie::ops {
 
-// The kernel of a pass. The first four take bf16, f32 or f64; FP8 operands are decoded for them.
+// The kernel that multiplies in a pass. The first four take bf16, f32 or f64: FP8 operands are
+// decoded for them.
 enum class Kernel : uint8_t {
-  kMm,            // torch's dense GEMM, once per group
+  kMm,            // torch's dense GEMM; on a CPU, one call per group
   kTorchGrouped,  // torch._grouped_mm
   kProduct,       // Moxie's simple CUDA kernel: any sizes, f32 results, adds to a main gradient
-  kMasked,        // f64 on a GPU: for each group a GEMM over all rows, the others' masked
-  kSm90,          // Moxie's FP8 kernel for Hopper; on a CPU its reference
+  kMasked,        // f64 on a GPU: a GEMM over all rows for each group, other groups' rows masked
+  kSm90,          // Moxie's FP8 kernel for Hopper; where it is called on a CPU, its reference
   kSm90Rows,      // torch._scaled_grouped_mm with a scale per row: Hopper
   kSm100,         // torch._scaled_grouped_mm with block scales: Blackwell
 };
@@ -31,27 +32,27 @@ inline constexpr uint64_t kNumValues<Kernel> = 7;
 constexpr bool multiplies_fp8(Kernel kernel) { return kernel >= Kernel::kSm90; }
 const char* name(Kernel kernel);
 
-// Why a pass does not use a faster kernel; reason() has the words.
+// Why a pass does not use a faster kernel; reason() puts it in words.
 enum class Why : uint8_t {
   kFastest,
   kQuantizesNothing,
   kAskedFor,
   kCpu,
-  kScalePer32,     // Hopper's tensor cores cannot afford it
+  kScalePer32,     // a scale per 32: too costly for Hopper's tensor cores
   kBlocks,         // wgrad's blocks are not those of the Hopper kernel
   kRowsOnHopper,   // one scale per row needs Hopper
   kCapability,     // a GPU without FP8 kernels
   kMultiples,      // n or k is not a multiple of 16
-  kSize,           // more rows, columns or groups than 32-bit coordinates reach
+  kSize,           // more rows, columns or groups than the kernel's 32-bit coordinates reach
   kGroups,         // more groups than torch's kernels take
   kResult,         // the result is not bf16, the only dtype of torch's kernel
-  kHighPrecision,  // wgrad_with_hp
+  kHighPrecision,  // the recipe's wgrad_with_hp
 };
 
-// The form of x that is kept for wgrad. It does not depend on the number of rows or groups.
+// The form in which x is kept for wgrad. It does not depend on the number of rows or groups.
 enum class KeptX : uint8_t {
   kNothing,
-  kColwise,        // as wgrad reads it
+  kColwise,        // colwise, as wgrad reads it
   kHighPrecision,  // x itself
   kQuantizedX,     // an x that the caller quantized: kept as it is, requantized in backward
 };
@@ -71,15 +72,15 @@ struct PlanArgs {
 
 struct Plan {
   Recipe recipe;
-  std::array<Kernel, 3> kernels = {};  // of each Pass
+  std::array<Kernel, 3> kernels = {};  // one per Pass
   std::array<Why, 3> whys = {};
-  ScaleLayout layout = ScaleLayout::kPlain;    // of scales that this call's quantizers write
-  ScaleLayout x_layout = ScaleLayout::kPlain;  // of x rowwise; differs if the caller quantized it
+  ScaleLayout layout = ScaleLayout::kPlain;    // of the scales that this call's quantizers write
+  ScaleLayout x_layout = ScaleLayout::kPlain;  // of x rowwise; differs if the caller quantized x
   ScaleLayout w_layout = ScaleLayout::kPlain;
   KeptX kept_x = KeptX::kNothing;
   bool keeps_w_t = false;
   std::optional<Block> quantized_x = std::nullopt;
-  bool fuses = false;  // quantize in the ops fused with swiglu and permute
+  bool fuses = false;  // whether to quantize in the ops that are fused with swiglu and permute
 
   Kernel kernel(Pass pass) const { return kernels[static_cast<size_t>(pass)]; }
   Why why(Pass pass) const { return whys[static_cast<size_t>(pass)]; }
@@ -99,8 +100,8 @@ struct Plan {
 };
 
 Plan decide(const PlanArgs& args);
-// The plan of a real call: also counts it (plans_made), and warns if the recipe is slower than bf16
-// on this device.
+// decide() for a call that will run: counts the plan (plans_made), and warns if the recipe is
+// slower than bf16 on this device.
 Plan make_plan(const PlanArgs& args);
 // The plans of the two grouped linears of an expert's MLP.
 struct MlpPlan {
@@ -108,7 +109,7 @@ struct MlpPlan {
 };
 MlpPlan make_plan(const PlanArgs& up, const PlanArgs& down);
 
-// The part of a plan that concerns one pass; an op takes it.
+// The part of a plan that concerns one pass, as that pass's op takes it.
 struct PassPlan {
   Recipe recipe;
   Kernel kernel = Kernel::kMm;
@@ -125,8 +126,8 @@ struct PassPlan {
 };
 PassPlan pass_of(const Plan& plan, Pass pass);
 
-// The kernel of a pass that is called on its own. Unless both operands are FP8, it multiplies in
-// high precision.
+// The kernel of a pass that is called on its own, without a plan. Unless both operands are FP8, it
+// is one that multiplies in high precision.
 enum class OperandDtype : uint8_t { kFp8, kOther };
 Kernel choose_kernel(const PlanArgs& args, Pass pass, OperandDtype operands);
 
@@ -138,14 +139,14 @@ struct FormAndBlock {
 FormAndBlock form_of_a(const Recipe& recipe, Pass pass);
 FormAndBlock form_of_b(const Recipe& recipe, Pass pass);
 
-// The layout in which the quantizers of a recipe write scales.
+// The layout in which quantizers write scales for this recipe, device and size of w.
 ScaleLayout layout_for(const Recipe& recipe, c10::Device device, const c10::SymInt& n,
                        const c10::SymInt& k);
 
-// The layout of the scales of a cached w, from their shape: [G, bytes] is swizzled, [G, rows, cols]
-// is plain, or quads if cols is 4 (plain scales with four columns equal quads byte for byte). A
-// weight cache may come from another device, so its layout may differ from layout_for().
-// Blackwell's kernel takes only swizzled scales.
+// The layout of the scales of a cached w, told by their shape: [G, bytes] is swizzled;
+// [G, rows, cols] is plain, or quads if cols is 4 (plain scales of four columns equal quads byte
+// for byte). A cache may have been made on another device, so its layout may differ from
+// layout_for(). Blackwell's kernel takes only swizzled scales.
 struct WeightForm {
   const at::Tensor& data;  // w [G, N, K] or w_t [G, K, N]
   const at::Tensor& scale;
@@ -153,18 +154,18 @@ struct WeightForm {
 };
 ScaleLayout layout_by_shape(const Recipe& recipe, Kernel kernel, const WeightForm& w);
 
-// The device on which a tensor's ops will run. Inside a Meta kernel (torch.compile), tensors of a
-// GPU have the device Meta, and the real device is unknown: the current GPU is assumed.
+// The device on which a tensor's ops will run. In a Meta kernel (torch.compile), tensors of any GPU
+// have the device Meta; then the current GPU is assumed.
 c10::Device device_behind(const at::Tensor& tensor);
 
 // Why a pass does not use a faster kernel, in words; empty if there is no faster one.
 std::string reason(const PlanArgs& args, Why why);
 
-// The number of plans that this process has made, for tests.
+// How many plans this process has made, for tests.
 int64_t plans_made();
 
-// For tests: plans are made as if every device, or every GPU, were of this kind: sm90, sm100 or
-// other (a GPU without FP8 kernels). An empty name ends that.
+// For tests: from now on, plans are made as if every device, or every GPU, were of this kind: sm90,
+// sm100 or other (a GPU without FP8 kernels). An empty kind turns this off.
 enum class PretendOn : uint8_t { kEveryDevice, kGpus };
 void pretend_gpu(std::string_view kind, PretendOn on = PretendOn::kEveryDevice);
 

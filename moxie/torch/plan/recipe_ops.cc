@@ -1,4 +1,4 @@
-// Ops on recipes and plans, for Python, the command line and tests.
+// Ops that describe recipes and plans, for Python, the command line and tests.
 #include <torch/library.h>
 
 #include "moxie/torch/plan/explain.h"
@@ -11,7 +11,8 @@ std::string recipe_text(std::string_view text) {
   return with_op("recipe", [&] { return to_text(parse_recipe(text, "recipe")); });
 }
 
-// [kernel, a, b, reason] of each pass; [bytes kept of x, bytes kept of w].
+// Returns [kernel, a, b, reason] of each of the three passes, and
+// [bytes kept of x, bytes kept of w].
 std::tuple<std::vector<std::string>, std::vector<int64_t>> explain_op(
     std::string_view recipe, int64_t n, int64_t k, c10::Device device, int64_t rows,
     std::optional<int64_t> groups, at::ScalarType x, at::ScalarType w, bool needs_dx, bool needs_dw,
@@ -35,7 +36,7 @@ std::tuple<std::vector<std::string>, std::vector<int64_t>> explain_op(
   });
 }
 
-// For tests: the numbers of recipes parsed and plans made by this process.
+// For tests: how many recipes this process has parsed, and how many plans it has made.
 std::vector<int64_t> counts() { return {recipes_parsed(), plans_made()}; }
 
 void pretend_gpu_op(std::string_view kind, bool gpus_only) {

@@ -1,4 +1,5 @@
-// Specs of the quantizers of a call: the forms of x, dy and w that its recipe and plan need.
+// The specs that tell quantizers which forms of x, dy and w to make, as the recipe and the plan
+// need them.
 #pragma once
 
 #include "moxie/torch/ops/quantize.h"
@@ -7,13 +8,14 @@
 namespace moxie::ops {
 
 enum class Need : uint8_t { kRowwise, kColwise, kBoth };
-// Which recipe field gives the block of the colwise form: wgrad_x or wgrad_dy.
+// Whether tokens are x or dy: the block of their colwise form is the recipe's wgrad_x or wgrad_dy.
 enum class Role : uint8_t { kX, kDy };
 
 QuantizeSpec tokens_spec(const Plan& plan, Role role, Need need);
 QuantizeSpec weights_spec(const Recipe& recipe, ScaleLayout layout, Need need);
 
-// The layout of a cached w. If the shape of one form fits two layouts, the other form decides.
+// The layout of a cached w's scales. Some shapes fit two layouts; then the shape of the other form
+// decides.
 struct CachedWeights {
   const Tensor &qdata, &scale, &qdata_t, &scale_t;
 };
