@@ -1,4 +1,4 @@
-// The text of a run: its windows, their order, and which are held out.
+// Corpus, the text that a run trains on: its windows, their order, and which are held out.
 #include <gmock/gmock.h>
 
 #include <cmath>
@@ -41,7 +41,7 @@ TEST(Shuffled, IsAPermutationThatTheKeyChooses) {
   EXPECT_LT(shuffled(many - 1, many, 7), many);
 }
 
-// Bytes that encode their position (place / 2, little-endian), so that windows can be told apart.
+// Text in which bytes 2i and 2i + 1 hold i (little-endian), so that a window shows where it begins.
 std::string numbered(int64_t count) {
   std::string text;
   for (int64_t i = 0; i < count; ++i) text += static_cast<char>(i % 2 == 0 ? i / 2 % 256 : i / 512);
@@ -51,7 +51,7 @@ std::string numbered(int64_t count) {
 class CorpusTest : public ::testing::Test {
  protected:
   static constexpr int64_t kSeqLen = 8;
-  // Three files as one stream, in the order that find_text_files() gives.
+  // Writes numbered text to three files, in the order in which find_text_files() lists them.
   CorpusTest() {
     const std::string text = numbered(1000);
     const char* names[] = {"a", "b", "c"};
@@ -62,15 +62,15 @@ class CorpusTest : public ::testing::Test {
       folder_.write(std::filesystem::path(path).filename().string(), text.substr(at, some));
       at += some;
     }
-    // One of them starts with a zero byte, so it is named explicitly: in a folder it would be
-    // skipped.
+    // Files are named one by one: in a folder, one that starts with a zero byte is skipped as
+    // binary, as the first of these does.
     options_ = {.paths = {folder_.path("a"), folder_.path("b"), folder_.path("c")},
                 .seq_len = kSeqLen,
                 .held_out = 0.1,
                 .seed = 3};
   }
 
-  // The position of a window's first byte; checks that its bytes are consecutive.
+  // The position of the window in the text. Fails the test if the window is no part of it.
   static int64_t begin_of(const std::vector<uint8_t>& window) {
     const std::string all = numbered(1000);
     const std::string_view bytes(reinterpret_cast<const char*>(window.data()), window.size());
@@ -122,7 +122,7 @@ TEST_F(CorpusTest, HeldOutWindowsAreTheSameForEverySeedAndNoneComesFromOutside) 
   options_.seed = 4;
   EXPECT_EQ(held_out_of(Corpus(options_)), begins);
   std::vector<uint8_t> window(kSeqLen + 1);
-  for (int64_t i = 0; i < 100; ++i) {  // more than there are, so some repeat
+  for (int64_t i = 0; i < 100; ++i) {  // more than there are held-out windows, so some repeat
     corpus.read_held_out(i, 100, window.data());
     EXPECT_THAT(begins, ::testing::Contains(begin_of(window)));
   }
@@ -207,7 +207,7 @@ TEST_F(CorpusTest, TheFingerprintTellsHowTheTextIsSplit) {
 TEST(Corpus, TheFingerprintOfMuchTextSeesSamplesOfIt) {
   const Folder folder;
   const std::string path = folder.write("x", "a");
-  constexpr int64_t kBytes = int64_t{1} << 30;  // on the disk it is a hole
+  constexpr int64_t kBytes = int64_t{1} << 30;  // a sparse file: takes no space on the disk
   std::filesystem::resize_file(path, kBytes);
   const auto fingerprint = [&] {
     return Corpus({.paths = {path}, .seq_len = 128, .held_out = 0.05, .seed = 1}).fingerprint();
@@ -246,10 +246,10 @@ TEST(Corpus, BigramEntropyOfKnownText) {
   };
   std::string turns, fair;
   for (int i = 0; i < 500; ++i) turns += "abcd";
-  for (int i = 0; i < 500; ++i) fair += "aabb";  // a and b follow each letter equally often
+  for (int i = 0; i < 500; ++i) fair += "aabb";  // after either letter both are equally frequent
   EXPECT_EQ(corpus(turns).bigram_entropy(), 0);
   EXPECT_NEAR(corpus(fair).bigram_entropy(), std::log(2.0), 1e-5);
-  // For random text: the sum over pairs, from the definition of entropy.
+  // For random text the expected value is computed here, as the sum over pairs in the definition.
   Random random(1);
   std::string text;
   for (int i = 0; i < 4001; ++i) text += "abcdefgh"[random.below(1 + random.below(8))];
@@ -308,7 +308,8 @@ TEST(FindTextFiles, TakesEachFileOnce) {
   EXPECT_EQ(linked.size(), 3u) << ::testing::PrintToString(linked);
 }
 
-// A process may map about 65,530 files at once.
+// Linux lets a process map about 65,530 files at once by default, so a corpus cannot keep all files
+// mapped.
 TEST(Corpus, ReadsMoreFilesThanAProcessMayMap) {
   const Folder folder;
   constexpr int64_t kFiles = 66'000, kSeqLen = 8;
@@ -316,7 +317,7 @@ TEST(Corpus, ReadsMoreFilesThanAProcessMayMap) {
   const Corpus corpus({.paths = {folder.path()}, .seq_len = kSeqLen, .held_out = 0.1, .seed = 1});
   EXPECT_EQ(corpus.files(), kFiles);
   EXPECT_EQ(corpus.bytes(), 6 * kFiles);
-  std::string text;  // the stream, ordered by file names
+  std::string text;  // all files' text, in order of file names
   for (const std::string& path : find_text_files({folder.path()}))
     text += std::to_string(std::stoll(std::filesystem::path(path).filename().string()) + 100'000);
   std::vector<uint8_t> window(kSeqLen + 1);

@@ -1,4 +1,4 @@
-// The program's files: safetensors, checksums, atomic files.
+// Files that the program reads and writes: safetensors, checksums, atomic replacement.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -66,7 +66,8 @@ TEST(Safetensors, ReadsFilesOfOthers) {
   const Folder folder;
   EXPECT_THAT(read_safetensors(folder.write("empty", raw_safetensors("{}", ""))).tensors,
               IsEmpty());
-  // Entries out of order, unaligned, with metadata and padding, and two empty tensors at one place.
+  // The header lists entries out of order, unaligned, with metadata and padding, and two empty
+  // tensors at the same offset.
   const Safetensors file = read_safetensors(folder.write(
       "x", raw_safetensors(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[3,7]},)"
                            R"("a":{"shape":[3],"dtype":"U8","data_offsets":[0,3]},)"
@@ -106,7 +107,7 @@ TEST(Json, IsRefusedWhereItWouldTakeTooMuchMemory) {
   EXPECT_EQ(parse_json("x", "[1,2,3]", {.most_bytes = 7, .most_values = 4}).size(), 3u);
 }
 
-// 100 MiB of "[],[],.." took 4.6 GB.
+// A limit on values is needed: parsing a header of 100 MiB of "[],[],.." took 4.6 GB.
 TEST(Safetensors, AHeaderFullOfValuesTakesLittleMemory) {
   const Folder folder;
   std::string header = R"({"a":[)";
@@ -210,7 +211,7 @@ TEST(Safetensors, NamesTheRuleThatAFileBreaks) {
   }
 }
 
-// The bytes are literal, because no code writes this format any more.
+// The test contains the bytes of such a file, because no code writes format 1 any more.
 TEST(Safetensors, ReadsFilesOfFormatOne) {
   const Folder folder;
   std::string header =
@@ -340,7 +341,7 @@ TEST(AtomicFile, TakesItsNameAtCommitAndNotBefore) {
   EXPECT_THAT(folder.names(), ElementsAre("x"));
 }
 
-// RAII: limits the size of files that this process may write, to simulate a full disk.
+// While one exists, this process can write no file larger than `bytes`: simulates a full disk.
 class FileLimit {
  public:
   explicit FileLimit(rlim_t bytes) : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

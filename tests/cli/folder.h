@@ -1,4 +1,4 @@
-// A temporary folder, and handmade safetensors files.
+// A temporary folder, and functions that put together the bytes of safetensors files.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ inline std::string length_bytes(uint64_t length) {
   return bytes;
 }
 
-// A safetensors file as another program would write it.
+// The bytes of a safetensors file without Moxie's checksum, as another program would write it.
 inline std::string raw_safetensors(std::string_view header, std::string_view data) {
   return length_bytes(header.size()) + std::string(header) + std::string(data);
 }

@@ -1,5 +1,5 @@
-// Damaged and hostile files: each must give an error with the path, without a crash or hang. The
-// sanitizers detect reads outside of a file.
+// Reads damaged and hostile files: each must give an error with the path, without a crash or hang.
+// Builds with sanitizers also find reads past the end of a file.
 #include <gmock/gmock.h>
 
 #include <functional>
@@ -21,7 +21,8 @@ using Mutation = std::function<std::string(Random&, const std::string&)>;
 
 constexpr int kFiles = 1000;
 
-// The error of a read; empty if it succeeds. Any exception except Error and IoError ends the test.
+// The message of the Error or IoError that read() throws; empty if it succeeds. Any other exception
+// fails the test.
 std::string error_of(const std::function<void()>& read) {
   try {
     read();
@@ -115,7 +116,8 @@ const std::vector<Json>& odd_values() {
   return values;
 }
 
-// Replaces a field of a tensor, a whole tensor or the metadata by an unexpected value.
+// Returns the file with an unexpected value in place of a tensor's field, a whole tensor's entry or
+// the metadata.
 std::string odd_field(Random& random, const std::string& file) {
   Json header = Json::parse(header_of(file));
   Json& entry = random_entry(random, header);
@@ -175,7 +177,7 @@ const std::vector<Mutation> kMutations = {flip_bits,     truncate,      splice, 
                                           append,        zero_run,      change_length, odd_field,
                                           unknown_field, shift_offsets, duplicate_key, nest};
 
-// A checkpoint as train/checkpoint.cc writes it, with a few tensors.
+// The bytes of a checkpoint with a few tensors, as train/checkpoint.cc writes one.
 std::string checkpoint(const Folder& folder) {
   const Json about = {{"config", to_json(Config())},
                       {"position", {{"step", 7}, {"window", 112}, {"seconds", 1.5}}}};
@@ -216,7 +218,8 @@ TEST(Mutations, EveryDamagedCheckpointIsRefused) {
   }
 }
 
-// Without a checksum, a changed value is not an error, but a broken rule is.
+// Files of other programs have no checksum. Changed values cannot be found in them, but a file that
+// breaks a rule of the format must be refused.
 TEST(Mutations, FilesOfOthersThatBreakARuleAreRefused) {
   const Folder folder;
   const std::string whole = of_others();

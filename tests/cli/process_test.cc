@@ -1,4 +1,4 @@
-// Running other programs: without a shell, reading their output, killing them if they hang.
+// Runs other programs: without a shell, reads their output, and kills them if they hang.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -25,7 +25,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Long enough for a loaded machine; only a failing test waits this long.
+// A timeout that is long enough on a loaded machine; only a failing test waits this long.
 constexpr std::chrono::milliseconds kLong = 30s;
 
 std::string script(const Folder& folder, std::string_view name, std::string_view lines) {
@@ -53,7 +53,8 @@ class PythonIs {
   std::optional<std::string> old_;
 };
 
-// Names with special characters of a shell; a shell would create the file `pwned`.
+// File names with special characters of a shell. If one reached a shell, that would create the file
+// `pwned`.
 std::vector<std::string> crafted_names(const Folder& folder) {
   const std::string pwned = folder.path("pwned");
   return {"it's python",
@@ -145,7 +146,8 @@ TEST(ReadOutput, KillsWhatTheChildStarted) {
   ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
   const std::string lines = "(exec 3<>'" + pipe + "'; sleep 1000) & wait";
   EXPECT_EQ(read_output("sh", {"-c", lines}, 300ms).end, Output::End::kTimedOut);
-  // A pipe can be opened for writing only while it is open for reading.
+  // The grandchild holds the pipe open for reading. Opening it for writing succeeds only while it
+  // lives, so this waits until it is gone.
   const auto deadline = std::chrono::steady_clock::now() + kLong;
   for (int fd; (fd = ::open(pipe.c_str(), O_WRONLY | O_NONBLOCK)) >= 0; ::close(fd))
     ASSERT_LT(std::chrono::steady_clock::now(), deadline) << "it lives on";

@@ -1,5 +1,5 @@
-// The folder of a run as `moxie train` writes it, made without torch: two checkpoints of a few
-// bytes, metrics, config and, if finished, the result.
+// Writes the folder of a run as `moxie train` does, without torch: two checkpoints of a few bytes,
+// metrics, config and, for a finished run, the result.
 #pragma once
 
 #include <string>
@@ -77,7 +77,7 @@ struct RunFiles {
   }
 };
 
-// The header of a safetensors file, and replacing it.
+// The JSON header of a safetensors file; with_header() returns the file with another header.
 inline std::string header_of(const std::string& file) {
   uint64_t length;
   std::memcpy(&length, file.data(), sizeof length);
@@ -87,7 +87,7 @@ inline std::string with_header(const std::string& file, const std::string& heade
   return raw_safetensors(header, file.substr(8 + header_of(file).size()));
 }
 
-// Updates the checksum to the current bytes, as a forger would.
+// Returns the file with the right checksum for its changed bytes, as a forger would write it.
 inline std::string with_checksum(std::string file) {
   const std::string field = "\"moxie.checksum\":\"";
   const size_t at = file.find(field);

@@ -1,4 +1,4 @@
-// Folders of runs in which one file was changed, randomly or with knowledge of its format and
+// Reads folders of runs in which one file was changed, randomly or with knowledge of its format and
 // checksum. Each must give an error, a note, or unchanged results. MOXIE_RUN_FUZZ_CASES folders
 // (default 1000), from MOXIE_RUN_FUZZ_FIRST on.
 #include <gmock/gmock.h>
@@ -73,7 +73,7 @@ Json odd_value(Random& random) {
   return values[static_cast<size_t>(random.below(std::ssize(values)))];
 }
 
-// A plausible value near the original.
+// A plausible value close to `value`.
 Json near_value(Random& random, const Json& value) {
   if (value.is_number_integer()) return value.get<int64_t>() + random.pick<int64_t>({-1, 1, 4});
   if (value.is_number_float()) return value.get<double>() * random.pick({0.5, 1.0000001, 2.0});
@@ -136,7 +136,7 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
   Json header = Json::parse(header_of(file));
   std::string bytes = file;
   switch (random.below(4)) {
-    case 0: {  // its metadata
+    case 0: {  // the config and position in its metadata
       Json& text = header["__metadata__"][kCheckpointKey];
       Json about = Json::parse(text.get<std::string>());
       change_field(random, about);
@@ -144,7 +144,7 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
       bytes = with_header(file, header.dump());
       break;
     }
-    case 1: {  // a step that contradicts only the metrics
+    case 1: {  // step and window, which still fit each other: only the metrics contradict them
       Json& text = header["__metadata__"][kCheckpointKey];
       Json about = Json::parse(text.get<std::string>());
       const int64_t step = random.between(0, 9);
@@ -154,13 +154,13 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
       bytes = with_header(file, header.dump());
       break;
     }
-    case 2: {  // a weight
+    case 2: {  // one bit of a tensor
       const size_t data = 8 + header_of(file).size();
       bytes[data + static_cast<size_t>(random.below(std::ssize(file) - std::ssize(header_of(file)) -
                                                     8))] ^= static_cast<char>(1 << random.below(8));
       break;
     }
-    default:  // the header
+    default:  // its header
       change_field(random, header);
       bytes = with_header(file, header.dump());
   }
@@ -169,15 +169,15 @@ std::string changed_checkpoint(Random& random, const std::string& file) {
 
 // ---- what is believed --------------------------------------------------------------------------
 
-// Everything that a resumed run uses or shows.
+// What a resumed run takes over from its folder or shows of it.
 struct Believed {
   Json config = {};
   std::map<std::string, std::string> tensors = {};
   int64_t step = 0;
   std::string position = {};
   std::string result = {};  // empty: the run is not finished
-  Words lines = {};         // of the metrics, up to the step
-  Words end = {};           // those of the end, where the run is finished
+  Words lines = {};         // lines of the metrics, up to the step
+  Words end = {};           // lines of the metrics that a finished run writes at its end
   Words notes = {};
 };
 
@@ -220,8 +220,8 @@ Believed believe(const RunFolder& run) {
 
 class RunMutations : public ::testing::Test {
  protected:
-  // The expected state of an unchanged run, by the step that it resumes from: without its last
-  // checkpoint it resumes from the one before, and ends with the same results.
+  // What an unchanged run gives, by the step that it resumes from: 4, or 2 if its last checkpoint
+  // is missing.
   std::map<int64_t, Believed> genuine(RunFiles::End end) {
     files_.write(end);
     std::map<int64_t, Believed> all;

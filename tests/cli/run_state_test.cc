@@ -1,4 +1,5 @@
-// The state read from a run's folder: each file is trusted only if another one confirms it.
+// read_run() and finished_result(): what the files of a run's folder say is used only if another
+// file confirms it.
 #include "moxie/cli/train/run_state.h"
 
 #include <gmock/gmock.h>
@@ -38,7 +39,7 @@ class RunStateTest : public ::testing::Test {
     ASSERT_NE(at, text.npos) << from;
     write(path, text.replace(at, from.size(), to));
   }
-  // Changes the metadata of a checkpoint, and its checksum with it.
+  // Changes the metadata of a checkpoint and writes the right checksum, as a forger would.
   void forge(int64_t step, const std::function<void(Json&)>& change) const {
     const std::string path = files_.checkpoint(step), file = read(path);
     Json header = Json::parse(header_of(file));
@@ -185,7 +186,7 @@ TEST_F(RunStateTest, RefusesAnEditedResult) {
   finished();
   edit(files_.run.metrics(), "5.25", "4.25");
   refuses("are not the same");
-  // The folder of an old run, whose metrics recorded no checksums.
+  // Metrics of older versions had no line with the checksum of result.json.
   finished();
   const std::string lines = read(files_.run.metrics());
   write(files_.run.metrics(), lines.substr(0, lines.rfind("{\"event\":\"result\"")));
@@ -194,7 +195,7 @@ TEST_F(RunStateTest, RefusesAnEditedResult) {
   refuses("are not the same");
 }
 
-// 200,000 brackets exhausted the stack.
+// A recursive parser would exhaust the stack on 200,000 brackets.
 TEST_F(RunStateTest, RefusesJsonNestedTooDeeply) {
   const std::string deep(200000, '[');
   stopped();

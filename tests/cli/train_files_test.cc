@@ -1,4 +1,4 @@
-// The parts of the program that need no torch: config, metrics and result of a run, text, GPUs.
+// Parts of the program that need no torch: config, metrics and result of a run, text, GPU names.
 #include <gmock/gmock.h>
 
 #include <cmath>

@@ -1,5 +1,5 @@
-// Quantizes one block, as a program of its own would: headers, library and link flags all come from
-// find_package(Moxie).
+// A user's program that quantizes one block: it gets headers, library and link flags from
+// find_package(Moxie) alone.
 #include <array>
 #include <cstdio>
 

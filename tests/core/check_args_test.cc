@@ -1,4 +1,5 @@
-// Bad arguments: each error names the op, the rule and the value, before anything is written.
+// Ops refuse bad arguments before they write anything, with an error that names the op, the rule
+// and the value.
 #include "moxie/core/base/check.h"
 
 #include <gmock/gmock.h>
@@ -24,7 +25,7 @@ constexpr Block k1x32{1, 32}, k32x1{32, 1}, k32x32{32, 32};
 #define EXPECT_REFUSED(call, message) \
   EXPECT_THAT([&] { call; }, ThrowsMessage<Error>(HasSubstr(message)))
 
-// A valid call; each test breaks one thing.
+// The arguments of a valid call of quantize. Each test makes one of them invalid.
 struct Call {
   Shape shape{8, 64};
   std::vector<float> x = std::vector<float>(512, 1.f);

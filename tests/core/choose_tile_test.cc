@@ -1,4 +1,5 @@
-// The choice of a tile is data: it can be tested, and read, without a GPU.
+// choose_tile(), which picks the tile of the Hopper GEMM from sizes alone, so these tests need no
+// GPU.
 #include "moxie/core/gemm/choose_tile.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// clear_tail, which zeroes wgrad's padding in shared memory, run on a CPU.
+// clear_tail, the device function that zeroes padding of wgrad's operands in shared memory, run on
+// a CPU.
 #include "tests/support/cta_on_host.h"
 // Must come after cta_on_host.h.
 #include <gtest/gtest.h>
@@ -12,7 +13,8 @@ namespace {
 
 using sm90::kTileK;
 
-// Where TMA puts byte k of row r: bits 4 to 6 of an address are xored with bits 7 to 9.
+// The address to which TMA's 128-byte swizzle moves byte k of row r: bits 4 to 6 of the plain
+// address are xored with bits 7 to 9.
 int address(int r, int k) {
   const int plain = r * kTileK + k;
   return plain ^ (plain >> 7 & 7) << 4;

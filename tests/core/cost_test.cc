@@ -6,7 +6,8 @@ namespace moxie {
 namespace {
 
 TEST(Cost, OfQuantizeCountsEachTensorOnce) {
-  // 128 x 64 bf16 in; elements and one scale per 32 out.
+  // quantize reads 128 x 64 values in bf16; it writes one byte per element, and one per scale: two
+  // scales in each row of 64.
   const Cost rowwise = quantize_cost({.x = {128, 64}, .rowwise = Block{1, 32}});
   EXPECT_EQ(rowwise.bytes_read, 128 * 64 * 2);
   EXPECT_EQ(rowwise.bytes_written, 128 * 64 + 128 * 2);

@@ -1,4 +1,4 @@
-// dequantize gives the same result for scales in any layout, on every backend here.
+// dequantize gives the same result for scales in any layout, on every backend of this machine.
 #include "moxie/core/dequantize/dequantize.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Conversions to and from e4m3 of all values, on every backend: each backend has its own
-// instructions, or integer code, which a sample of values could not verify.
+// Converts all values to and from e4m3 on every backend. Backends use different instructions or
+// integer code for this, and a sample of values could miss one that they convert differently.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -24,12 +24,14 @@ class Conversion : public ::testing::TestWithParam<NamedExec> {
 INSTANTIATE_TEST_SUITE_P(, Conversion, ::testing::ValuesIn(backends_here()),
                          [](const auto& info) { return info.param.name; });
 
-// One value of 512 - ulp in every block of both forms makes the scale of the floor rule 1: elements
-// are then encoded unscaled, and those above 448 saturate. Larger values never occur.
+// The diagonal of each 32 x 32 square holds the largest float below 512, so the floor rule gives
+// every block, rowwise and colwise, the scale 1: elements are encoded unscaled, and those above 448
+// saturate.
 TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
   constexpr int64_t kSide = 2048;
   constexpr uint32_t kEnd = 0x44000000, kLast = kEnd - 1;  // 512 and the float before it
-  // format_test covers all values on a CPU; here a sample shows that the vector code agrees.
+  // A GPU converts all values. On a CPU format_test does that with the scalar code; here every
+  // 1009th value shows that the vector code agrees.
   const uint64_t stride = exec().backend == Backend::kCuda ? 1 : 1009;
   uint64_t next = 0;
   while (next < 2 * uint64_t{kEnd}) {
@@ -67,7 +69,7 @@ TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
   }
 }
 
-// Row r has the scale 2^(r - 127); the last row has NaN.
+// Each row holds all 256 bytes. All scales of row r are 2^(r - 127); those of row 255 are NaN.
 TEST_P(Conversion, DecodesEveryByteWithEveryScaleAsTheReference) {
   const Shape shape{256, 256};
   std::vector<e4m3> bytes(256 * 256);
@@ -90,9 +92,9 @@ TEST_P(Conversion, DecodesEveryByteWithEveryScaleAsTheReference) {
     }
 }
 
-// Column c has byte c in all rows; in each block of 32 rows, each row's scale is half of the one
-// before. The second 256 columns have the largest value in the first row of each block, so that all
-// others are rounded to its grid.
+// Column c holds byte c in all rows, and within each block of 32 rows a row's scale is half of the
+// previous row's. The second 256 columns repeat the first, except that row 0 of each block holds
+// 448: it sets the scale of the requantized column, so smaller values lose bits.
 TEST_P(Conversion, RequantizesEveryByteAtEveryDistanceOfScalesAsTheReference) {
   constexpr int64_t kRows = 128, kCols = 512;
   const Shape shape{kRows, kCols};
@@ -102,7 +104,8 @@ TEST_P(Conversion, RequantizesEveryByteAtEveryDistanceOfScalesAsTheReference) {
     for (int64_t col = 0; col < kCols; ++col) {
       const bool largest = col >= 256 && row % 32 == 0;
       bytes[row * kCols + col].bits = static_cast<uint8_t>(largest ? 0x7e : col);
-      // The first of the four blocks of rows is near the end of the range.
+      // Scale codes of the first 32 rows are 36 down to 5, close to the smallest; of the others,
+      // 200 down to 169.
       codes[(row * kCols + col) / 32].code = static_cast<uint8_t>((row < 32 ? 36 : 200) - row % 32);
     }
   for (const ScaleRule rule : {ScaleRule::kRceil, ScaleRule::kFloor})

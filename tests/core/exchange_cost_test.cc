@@ -25,7 +25,8 @@ const LegCost& leg_of(const ExchangeCost& cost, Leg leg) {
 }
 
 TEST(UniquePlaces, WithoutGroupsCountsWhatEveryChoiceOfExpertsGives) {
-  // 6 experts, top 2: 15 choices, of which 3 are on one of 3 ranks, and 6 on one of 2.
+  // Two of 6 experts can be chosen in 15 ways. On 3 ranks (2 experts each) 3 of these ways choose
+  // experts of one rank; on 2 ranks (3 experts each) 6 do.
   const RoutingOdds odds{.experts = 6, .top_k = 2};
   EXPECT_DOUBLE_EQ(unique_places(odds, 1), 1);
   EXPECT_DOUBLE_EQ(unique_places(odds, 2), (6 * 1 + 9 * 2) / 15.);
@@ -40,7 +41,8 @@ TEST(UniquePlaces, WithGroupsNeverExceedsTheKeptOnes) {
   EXPECT_GT(unique_places(odds, 8), 1.9) << "a group is kept for its best experts";
   EXPECT_LE(unique_places(odds, 64), 8.);
   EXPECT_EQ(unique_places(odds, 16), unique_places(odds, 16)) << "the same tokens every time";
-  // To keep all groups but one of 64 limits next to nothing: random tokens meet the exact number.
+  // With limited groups unique_places() counts over random tokens, without it is exact. If 63 of
+  // 64 groups are kept, the limit hardly matters, so both must give almost the same.
   const RoutingOdds most{.experts = 64, .top_k = 8, .groups = 64, .kept_groups = 63};
   const RoutingOdds all{.experts = 64, .top_k = 8, .groups = 64, .kept_groups = 64};
   EXPECT_NEAR(unique_places(most, 8), unique_places(all, 8), 0.05);
@@ -69,7 +71,7 @@ TEST(ExchangeCost, BytesAreThoseOfTheWire) {
 }
 
 TEST(ExchangeCost, Fp8RowsAndDeduplicationSaveWhatTheyPromise) {
-  // Dim 7168, 256 experts, top 8, EP 4, a scale for each 32.
+  // deepseek(4): dim 7168, 256 experts, top 8, 4 ranks. Here with blocks of 32.
   ExchangeCostArgs args = deepseek(4);
   args.block = 32;
   const double once = exchange_cost(args).bytes();
@@ -161,7 +163,8 @@ TEST(ExchangeCost, RefusesGroupsThatDoNotFit) {
 // ---- against what others published --------------------------------------------------------------
 
 TEST(Published, SharesOfRowsAreThoseOfTheirRouters) {
-  // 256 experts, top 8: counted from random tokens.
+  // {ranks, share with all groups allowed, share with 4 of 8 groups}. The share is the number of
+  // ranks that a token goes to over top_k = 8, published for 256 experts.
   const RoutingOdds uniform, limited{.groups = 8, .kept_groups = 4};
   const std::vector<std::array<double, 3>> counted = {{4, 0.45, 0.39},  {8, 0.66, 0.49},
                                                       {16, 0.82, 0.72}, {32, 0.91, 0.86},
@@ -181,7 +184,7 @@ TEST(Published, BytesOfALogAreWithinOnePercent) {
   }
 }
 
-// Of the half that the fit did not see.
+// Relative errors of the model on the published times that the fit did not use, in rising order.
 std::vector<double> errors(Half fitted) {
   const LinkFit fit = fit_links(fitted);
   std::vector<double> found;

@@ -1,4 +1,4 @@
-// The formats and scale rules against the written spec (NUMERICS.md, sections 1-3), exhaustively.
+// Compares the formats and scale rules with the spec (NUMERICS.md, sections 1 to 3) for all values.
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -18,12 +18,14 @@ float f32(uint32_t bits) { return std::bit_cast<float>(bits); }
 uint32_t bits_of(float value) { return std::bit_cast<uint32_t>(value); }
 
 #if defined(__SANITIZE_ADDRESS__)
-constexpr uint64_t kStride = 257;  // sanitizers are slow; a prime, so that every low byte occurs
+// Sanitizers are slow, so they see a sample; a prime step visits every low byte.
+constexpr uint64_t kStride = 257;
 #else
 constexpr uint64_t kStride = 1;
 #endif
 
-// Calls f on every f32 bit pattern with a clear sign, on all cores. Returns how often f was false.
+// Calls f on every kStride-th of the f32 bit patterns with sign bit 0, on all cores. Returns how
+// often f was false.
 template <class F>
 uint64_t count_failures(F f) {
   const unsigned workers = std::max(1u, std::thread::hardware_concurrency());
@@ -70,8 +72,8 @@ TEST(E4m3, EncodesEveryByteItDecodesToItself) {
   }
 }
 
-// Each boundary between two neighbours, the float below it and the float above it. Together with
-// monotonicity this pins the rounding of every float.
+// Checks the midpoint between each two neighbouring e4m3 values, and the floats just below and
+// above it. As rounding is monotonic (another test), this fixes the result for every float.
 TEST(E4m3, RoundsEveryBoundaryToNearestEven) {
   for (int low = 0; low < 0x7e; ++low) {
     const double middle =
@@ -133,7 +135,7 @@ TEST(E8m0, DecodesEveryCode) {
   EXPECT_TRUE(std::isnan(inverse(e8m0{255})));
 }
 
-// The rules, each from its definition in the spec.
+// The scale codes of an amax, computed from the definitions in NUMERICS.md, section 2.
 uint8_t spec_rceil(uint32_t bits) {
   const uint32_t d = bits_of(f32(bits) * f32(0x3b124925));  // f32(1 / 448)
   const uint32_t exponent = d >> 23, mantissa = d & 0x7fffff;
@@ -180,7 +182,7 @@ TEST(ScaleRule, EvenMatchesTheSpecForEveryAmax) {
             0u);
 }
 
-// The defining property of RCEIL, for every bf16 amax.
+// The property that defines RCEIL, checked for every bf16 amax.
 TEST(ScaleRule, RceilIsTheSmallestScaleThatDoesNotClipForEveryBf16Amax) {
   for (uint32_t upper = 0; upper < 0x7f80; ++upper) {
     const double amax = f32(upper << 16);

@@ -25,7 +25,7 @@ Block random_block(Random& random, Form form, bool grouped) {
   }
 }
 
-// The requested forms of an x [rows, cols].
+// Random arguments of a quantizer of x [rows, cols]: which forms, in which blocks and layouts.
 struct Request {
   Shape x;
   std::vector<int32_t> offs;  // empty: no offs
@@ -39,7 +39,7 @@ struct Request {
     if (random.chance(75))
       offs = random_offs(random, rows, random.pick<int64_t>({1, 2, 3, 8, 33, 300}));
     misalign = random.chance(60) ? 0 : static_cast<int>(random.between(1, 7));
-    const int64_t which = random.below(4);  // both forms more often, as in training
+    const int64_t which = random.below(4);  // both forms in half of the cases, as in training
     rowwise = which != 1, colwise = which != 0;
     row_block = random_block(random, Form::kRowwise, !offs.empty());
     col_block = random_block(random, Form::kColwise, !offs.empty());
@@ -73,7 +73,7 @@ struct Request {
   }
 };
 
-// The intermediate result of the separate ops, in the backend's memory.
+// The tensor between two unfused ops, in memory of the backend.
 struct Between {
   Arena arena;
   FloatView view;
@@ -83,7 +83,9 @@ struct Between {
   ConstFloatView in() const { return {view.data, view.format, view.shape}; }
 };
 
-// Fused ops do not compute rows past the last group, so their values must not matter.
+// Expects the fused op to give the bytes of the separate ops on each backend; with `equals_ref`,
+// also the bytes of the reference. The separate ops also compute rows past the last group, which
+// the fused op skips: those values must not affect the quantized result.
 template <class Fused, class Apart>
 void expect_equal(const std::string& text, const Fused& fused, const Apart& apart,
                   bool equals_ref) {
@@ -97,7 +99,7 @@ void expect_equal(const std::string& text, const Fused& fused, const Apart& apar
   }
 }
 
-// Weights of rows in a random order of slots; half the time there are none.
+// Routing weights for `rows` rows, with slot_of in random order; half of the time without weights.
 struct Weights {
   std::vector<float> weights;
   std::vector<int32_t> slot_of;

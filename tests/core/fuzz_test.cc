@@ -1,5 +1,5 @@
-// Every backend against the reference on random problems, byte for byte.
-// MOXIE_FUZZ_CASES sets how many (default 100000); MOXIE_FUZZ_FIRST the number of the first, so
+// Compares every backend with the reference on random problems, byte for byte.
+// MOXIE_FUZZ_CASES sets how many (default 100000), MOXIE_FUZZ_FIRST the number of the first, so
 // that `MOXIE_FUZZ_FIRST=1234 MOXIE_FUZZ_CASES=1 fuzz_test` repeats a failure.
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ uint64_t setting(const char* name, uint64_t otherwise) {
   return value;
 }
 
-// The first byte that differs, in words; empty if none does.
+// Describes the first byte that differs between two lists of outputs; empty if none does.
 std::string difference(const std::vector<std::vector<uint8_t>>& expected,
                        const std::vector<std::vector<uint8_t>>& actual) {
   if (expected.size() != actual.size()) return "another number of outputs";

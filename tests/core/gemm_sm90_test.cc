@@ -1,4 +1,4 @@
-// The Hopper GEMMs against sums in f64, on small problems with edge cases.
+// Compares the Hopper GEMMs with sums in f64, on small problems with edge cases.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -54,9 +54,10 @@ std::vector<float> floats(const std::vector<uint8_t>& bytes, Format format) {
   return values;
 }
 
-// Tensor cores keep about 14 bits of a sum, which is promoted every 128 of k: at least 70 dB. A
-// bf16 result must be the rounded f32 result: within half a unit in the last of eight bits, so at
-// least 54.5 dB if there are enough results for a mean.
+// Tensor cores keep about 14 bits of a sum, and the kernel adds it to f32 registers after every 128
+// of k: this gives f32 results at least 70 dB. For bf16 results the error must be hardly more than
+// that of rounding exact results to bf16. That is 54.5 dB or better on average; with few results it
+// can be worse, so then the limit is 0.5 dB below what rounding alone gives.
 void expect_close(const std::vector<double>& expected, const std::vector<float>& actual,
                   Format format) {
   ASSERT_EQ(expected.size(), actual.size());
@@ -65,7 +66,7 @@ void expect_close(const std::vector<double>& expected, const std::vector<float>&
     ASSERT_EQ(std::isnan(expected[i]), std::isnan(actual[i])) << "element " << i;
     ASSERT_FALSE(std::isinf(actual[i])) << "element " << i;
     if (std::isnan(expected[i])) continue;
-    // Scaled so that squares neither underflow nor overflow.
+    // Scaled by 2^40, so that squares neither underflow nor overflow.
     const double e = std::ldexp(expected[i], 40), difference = std::ldexp(actual[i], 40) - e;
     const double rounded = to_float(to_bf16(static_cast<float>(expected[i])));
     signal += e * e, noise += difference * difference;
@@ -253,7 +254,8 @@ TEST(GroupedWgradSm90, IsCloseToTheSumInF64OnRandomProblems) {
     run_wgrad(random_case(number, true), number);
 }
 
-// Large enough for the tall tile and several tiles per pair of CTAs.
+// The problem is large enough that choose_tile takes the tall tile and each pair of CTAs computes
+// several tiles.
 TEST(GroupedMmSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
   for (const Format out : {Format::kBf16, Format::kF32})
@@ -266,8 +268,8 @@ TEST(GroupedMmSm90, WalksThroughManyTiles) {
            7);
 }
 
-// "rounds" has two rounds of all pairs per group, and tiles that are left over. Adding to the
-// result shows tiles that are computed twice.
+// "rounds" has so many tiles per group that every pair of CTAs computes two and some tiles remain.
+// With Sum::kAdd a tile that is computed twice gives a wrong result.
 TEST(GroupedWgradSm90, WalksThroughManyTiles) {
   MOXIE_NEEDS_HOPPER();
   for (const Format out : {Format::kBf16, Format::kF32})
@@ -325,8 +327,8 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   cudaStreamDestroy(stream);
 }
 
-// Concurrent launches have their own throttle counters (throttle.cuh); sharing one only costs time.
-// This runs more launches than there are counters, with small and large problems.
+// Launches on two streams run at the same time and may share a throttle counter (throttle.cuh),
+// which must cost time only. There are more launches than counters, of large and small problems.
 TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
   MOXIE_NEEDS_HOPPER();
   constexpr int64_t kRows = 3000, kN = 1024, kK = 768, kLaunches = 100;
@@ -341,7 +343,7 @@ TEST(GroupedWgradSm90, GivesTheSameOnTwoStreamsAtOnceAsAlone) {
           operand_in(arena, random_matrix(random, {1, kK, padded}, 32, Codes::kCalm, false), false),
       .rows = kRows,
       .offs = offs_in(arena, offs)};
-  GroupedWgradArgs few = args;  // fewer pairs than the device can run
+  GroupedWgradArgs few = args;  // its grid has fewer pairs of CTAs than the device can run
   few.a = operand_in(arena, random_matrix(random, {1, 256, padded}, 1, Codes::kCalm, true), false);
   few.b =
       operand_in(arena, random_matrix(random, {1, 256, padded}, 32, Codes::kCalm, false), false);

@@ -1,4 +1,4 @@
-// The contracts of decode, product and the reference GEMMs, on every backend here.
+// The contracts of decode, product and the reference GEMMs, on every backend of this machine.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -15,7 +15,7 @@ namespace moxie::testing {
 namespace {
 
 const Exec kRef{.backend = Backend::kRef};
-const std::vector<int32_t> kOffs{0, 1, 38, 166, 166, 290};  // empty, one row, exactly 128, ragged
+const std::vector<int32_t> kOffs{0, 1, 38, 166, 166, 290};  // sizes 0, 1, 37, 128, 0, 124
 
 GemmOperand operand_of(const Quantized& q, Form form) {
   const Block block = q.operand().block;
@@ -33,7 +33,7 @@ std::vector<T> as(const std::vector<uint8_t>& bytes) {
   return values;
 }
 
-// Signal-to-noise ratio in dB; infinite if both are equal.
+// Signal-to-noise ratio of `actual` in dB; infinite if it equals `expected`.
 double snr(const std::vector<float>& expected, const std::vector<float>& actual) {
   double signal = 0, noise = 0;
   for (size_t i = 0; i < expected.size(); ++i) {
@@ -137,7 +137,8 @@ TEST(Product, MatchesTheReferenceUpToF32RoundingOnEveryBackend) {
           return as<float>(arena.results()[0]);
         };
         const auto expected = run(kRef), actual = run(backend.exec);
-        // f32 sums of up to 128 products: each step errs by 2^-24 of the sum so far.
+        // Results are f32 sums of at most 128 products, and each addition may be off by 2^-24 of
+        // the sum so far: 120 dB.
         EXPECT_GE(snr(expected, actual), 120) << name(p.pass) << ' ' << backend.name;
       }
     }
@@ -234,7 +235,7 @@ TEST(GroupedWgrad, OfTheReferenceContractsTheRowsOfEachGroupAndAddsWhereAsked) {
            .offs = view_of(kOffs),
            .out = {exact.data(), Format::kF32, out_shape}},
           kRef);
-  EXPECT_GE(snr(exact, once), 26);  // two operands with 3 mantissa bits: about 28 dB
+  EXPECT_GE(snr(exact, once), 26);  // rounding both operands to 3 mantissa bits gives about 28 dB
   for (size_t i = 0; i < once.size(); ++i)
     ASSERT_NEAR(twice[i], once[i] + 1, std::abs(once[i]) * 1e-6 + 1e-6);
   for (int64_t i = 4 * kN * kK; i < 5 * kN * kK; ++i) ASSERT_EQ(once[i], 0) << "the empty group";

@@ -1,4 +1,5 @@
-// offs that the host has not read: CUDA graphs replayed after offs changed, and malformed offs.
+// Ops must work from the offs in GPU memory: replayed CUDA graphs use offs that changed since the
+// capture, and malformed offs give defined results.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,7 +24,8 @@ const Exec kCuda{.backend = Backend::kCuda};
 
 constexpr int64_t kGraphRows = 300, kGraphCols = 256;
 
-// An op prepared on tensors of an arena, because nothing may be allocated during a capture.
+// Prepare allocates an op's tensors in an arena and returns the call that launches the op, because
+// nothing may be allocated while a graph is captured.
 using Launch = std::function<void(const Exec& exec)>;
 using Prepare = std::function<Launch(Arena& arena, const View<const int32_t>& offs)>;
 
@@ -37,7 +39,7 @@ void expect_replay(const Prepare& prepare) {
   cudaGraph_t graph;
   cudaGraphExec_t executable;
   check_device("stream", cudaStreamCreate(&stream));
-  // The capture fails on anything that waits for the device.
+  // During a capture any call that waits for the device is an error, so this shows that ops do not.
   check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
   run({.backend = Backend::kCuda, .stream = stream});
   check_device("end", cudaStreamEndCapture(stream, &graph));
@@ -55,9 +57,9 @@ void expect_replay(const Prepare& prepare) {
   cudaStreamDestroy(stream);
 }
 
-// The valid ends that malformed ends (decreasing, negative or past the last row) must be equivalent
-// to. With up to 32 groups one warp searches for a CTA's rows; with more, all threads do, unless
-// ends decrease.
+// The valid ends that kernels must use in place of malformed ones (decreasing, negative or past the
+// last row). expect_rising_ends() tries up to 32 groups and more, because up to 32 one warp
+// searches for a CTA's rows, and with more all threads do, unless ends decrease.
 std::vector<int32_t> rising(std::vector<int32_t> ends) {
   int32_t most = 0;
   for (int32_t& end : ends) end = most = std::clamp<int32_t>(end, most, kGraphRows);

@@ -1,5 +1,5 @@
-// From offs to rows, for any offs: the walk from group to group, and the search by the threads of a
-// CTA (group_search.cuh), run on a CPU.
+// The two ways from offs to the rows of a group, for any offs: next_panel(), which goes from group
+// to group, and the search by the threads of a CTA (group_search.cuh), run on a CPU.
 #include "tests/support/cta_on_host.h"
 // Must come after cta_on_host.h.
 #include <gtest/gtest.h>
@@ -10,8 +10,8 @@
 namespace moxie::testing {
 namespace {
 
-// The meaning of offs, computed differently than in group_end(): a group ends at the largest end so
-// far, of those that are inside.
+// Where each group ends for any offs: at the largest end so far, where ends past the last row count
+// as the last row. Written differently than group_end(), which is under test.
 std::vector<int64_t> ends_of(const std::vector<int32_t>& offs, int64_t rows) {
   std::vector<int64_t> ends;
   int64_t most = 0;
@@ -66,13 +66,14 @@ TEST(GroupWalk, EndsAtTheLargestEndSoFarForAnyOffs) {
 struct Search {
   Cut cut = Cut::kAtPanels;
   int64_t alignment = 1;
-  int64_t buffer_rows = 0;  // rows that the tiles must cover, including padding
+  int64_t buffer_rows = 0;  // rows of the padded colwise buffer, all of which tiles must cover
   int64_t num_tiles = 0;
   int threads = cuda::kThreads;
   LaneOrder order = LaneOrder::kUp;
 };
 
-// The search of an op that pads groups into a colwise buffer of MX blocks.
+// The search as a quantizer uses it that pads groups to blocks of `alignment` rows in a colwise
+// buffer.
 Search search_of(const Panels& panels, Cut cut, int64_t alignment) {
   return {.cut = cut,
           .alignment = alignment,
@@ -80,7 +81,7 @@ Search search_of(const Panels& panels, Cut cut, int64_t alignment) {
           .num_tiles = cuda::num_row_tiles(panels, alignment, panels.rows, cut)};
 }
 
-// Finds every tile; all threads must agree.
+// Finds every row tile; all threads must return the same one.
 template <Cut kCut>
 void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile>& tiles) {
   static cuda::RowTileSearch search;
@@ -88,7 +89,7 @@ void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile
   bool agree = true;
   CtaOnHost::instance().run(how.threads, how.order, [&] {
     for (int64_t t = 0; t < how.num_tiles; ++t) {
-      // Poisons shared memory, so that a missing barrier shows up.
+      // Overwrites shared memory, so that a thread that reads it too early finds wrong values.
       if (threadIdx.x == 0) std::memset(static_cast<void*>(&search), 0xa5, sizeof(search));
       __syncthreads();
       const cuda::RowTile& found = cuda::find_row_tile<kCut>(panels, how.alignment, t, search);
@@ -100,8 +101,8 @@ void find_all(const Panels& panels, const Search& how, std::vector<cuda::RowTile
   ASSERT_TRUE(agree);
 }
 
-// Every row of x and of the buffer must be in exactly one tile; a tile has rows of one group only,
-// and its group must be as in the walk from group to group.
+// Every row of x and of the padded buffer must be in exactly one tile, a tile may have rows of one
+// group only, and that group must be the one next_panel() gives.
 void check_search(const Panels& panels, const Search& how) {
   static std::vector<cuda::RowTile> tiles;
   static std::vector<int> of_x, of_buffer;
@@ -150,7 +151,8 @@ constexpr int kMostGroups = 5;
 constexpr int kTimes = 2;
 #endif
 
-// Up to 32 groups: one warp searches. Runs in both orders of its lanes.
+// With up to 32 groups one warp searches. Its lanes run in rising and in falling order, which finds
+// missing barriers.
 TEST(GroupSearch, CoversEveryRowOnceForAnyOffs) {
   const int64_t rows = 300;
   for (const Cut cut : {Cut::kAtPanels, Cut::kInBuffer})
@@ -187,13 +189,14 @@ TEST(GroupSearch, TakesAnyAlignmentThatGroupsArePaddedTo) {
   }
 }
 
-// More groups: all threads search, one or four groups each; one warp if ends decrease.
+// With more than 32 groups all threads search, with one or four groups each; where ends decrease,
+// one warp does.
 TEST(GroupSearch, CoversEveryRowOnceOfManyGroups) {
   Random random(2);
   for (const int groups : {32, 33, 64, 255, 256, 257, 700, 1023, 1024})
     for (int i = 0; i < (groups < 300 ? kTimes : kTimes / 2); ++i)
       for (const OffsAre are : {OffsAre::kGood, OffsAre::kWrongHereAndThere, OffsAre::kAnything}) {
-        // Few rows: each group has a tile anyway, and each tile takes a search.
+        // Few rows keep this fast: every tile costs a search, and every group has a tile anyway.
         const std::vector<int32_t> offs = random_offs(random, groups, 700, are);
         const Panels panels = panels_of(offs, 700);
         const Cut cut = random.pick({Cut::kAtPanels, Cut::kInBuffer});

@@ -75,7 +75,7 @@ TEST(UnpadGroups, UndoesPadGroupsForAnyAlignmentAndSize) {
   }
 }
 
-// For torch's kernels, which trust their offs.
+// padded_offs gives the ends that are passed to torch's grouped products, which do not check them.
 TEST(PaddedOffs, NeverDecreaseOrLeaveTheRowsOnAGpuForAnyOffs) {
   if (!has_cuda_device()) GTEST_SKIP() << "no GPU";
   Random random(4);
@@ -105,7 +105,7 @@ TEST(PaddedOffs, NeverDecreaseOrLeaveTheRowsOnAGpuForAnyOffs) {
 }
 
 TEST(PaddedRows, IsTheSmallestBufferForAnyGroupsInWholeLines) {
-  // The worst case: as many groups of one row as possible, the other rows in one group.
+  // Padding is largest if as many groups as possible have one row and the last has all other rows.
   for (const int64_t alignment : {16, 32, 128})
     for (int64_t rows : {0, 1, 5, 127, 128, 1000})
       for (int64_t groups : {1, 2, 8, 100}) {

@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements on a GPU. They repeat a block of rows, so that the end of a
-// result is known.
+// Ops on tensors of more than 2^31 elements on a GPU. Inputs repeat one block of rows, so the last
+// rows of a result must equal the result for that block alone.
 #include <gtest/gtest.h>
 
 #include "moxie/core/dequantize/dequantize.h"
@@ -35,7 +35,8 @@ class Large : public ::testing::Test {
   void SetUp() override {
     if (!has_memory(size_t{40} << 30)) GTEST_SKIP() << "needs a GPU with 40 GiB of free memory";
   }
-  // A tensor of `cols` columns; two halves of a row of h serve as one row of another tensor.
+  // Makes a tensor of kRows rows: random values in bf16 (2 bytes per element) or bytes of scales,
+  // the same block of rows again and again.
   void* input(int64_t bytes_per_element, int64_t cols = kCols) {
     Random random(static_cast<uint64_t>(bytes_per_element * cols));
     const size_t block = kBlockRows * cols * bytes_per_element;
@@ -78,7 +79,7 @@ class Large : public ::testing::Test {
             .colwise = operand(Form::kColwise, rows, cols, layout)};
   }
 
-  // The last `width` bytes of each of `lines` lines.
+  // Copies the last `width` bytes of each of `lines` lines, which are `pitch` bytes apart.
   static std::vector<uint8_t> ends(const void* data, int64_t lines, int64_t pitch, int64_t width) {
     std::vector<uint8_t> out(lines * width);
     check_device("copy",
@@ -86,7 +87,7 @@ class Large : public ::testing::Test {
                               pitch, width, lines, cudaMemcpyDeviceToHost));
     return out;
   }
-  // The last block of rows of a tensor; below, the same for a transposed tensor.
+  // The last kBlockRows rows of a tensor.
   static std::vector<uint8_t> last_rows(const void* data, int64_t rows, int64_t row_bytes) {
     return ends(data, 1, rows * row_bytes, kBlockRows * row_bytes);
   }
@@ -114,7 +115,7 @@ class Large : public ::testing::Test {
     EXPECT_EQ(last_rows(large.data, large.dim(0), bytes),
               last_rows(small.data, small.dim(0), bytes));
   }
-  void dequantize_and_requantize(ScaleLayout layout);  // layout of the scales that are read
+  void dequantize_and_requantize(ScaleLayout layout);  // layout: of the scales that both ops read
   FloatView values(int64_t rows, int64_t cols = kCols) {
     return {memory(rows * cols * 2), Format::kBf16, {rows, cols}};
   }
@@ -176,8 +177,8 @@ TEST_F(Large, DequantizeAndRequantizeSwizzled) {
 }
 TEST_F(Large, DequantizeAndRequantizeQuads) { dequantize_and_requantize(ScaleLayout::kQuads); }
 
-// Runs of several tiles, which only large tensors have, against the quantizer's kernel, which is
-// used for unaligned tensors.
+// In large tensors a CTA of requantize takes several tiles in a row (a run). Its result must equal
+// that of the quantizer's kernel, which requantize uses for unaligned tensors.
 TEST_F(Large, RequantizeInRunsMatchesTheQuantizersKernel) {
   constexpr int64_t kTokens = 131072, kWidth = 2064;
   const std::vector<int32_t> group_ends{1, 300, 300, 40000, 40127, 90001, 131000};

@@ -13,7 +13,7 @@ namespace {
 
 const Exec kRef{.backend = Backend::kRef};
 
-// Two tokens of two columns, two slots each.
+// Two tokens x [2, 2] with two slots each: row r is the token of slot kSlotOf[r].
 const std::vector<float> kX{1, 2, 10, 20};
 const std::vector<int32_t> kSlotOf{2, 0, 3, 1}, kRowOf{1, 3, 0, 2};
 const std::vector<float> kWeights{0.5f, 0.25f, 2, 4};

@@ -1,4 +1,4 @@
-// The contract of quantize, on every backend here.
+// The contract of quantize, on every backend of this machine.
 #include "moxie/core/quantize/quantize.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ std::vector<bf16> gaussian(int64_t count, uint64_t seed = 1) {
 
 struct Vector {
   const char* name;
-  std::vector<float> values;  // the rest of the 32 are `rest`
+  std::vector<float> values;  // the first of 32; all further ones are `rest`
   float rest;
   ScaleRule rule;
   int code;
@@ -87,7 +87,7 @@ class OnEveryBackend : public ::testing::TestWithParam<NamedExec> {
  protected:
   const Exec& exec() const { return GetParam().exec; }
 
-  // Runs quantize on a backend and returns the bytes of its results.
+  // Runs quantize on a backend and returns the bytes of elements and scales of each form.
   template <class T>
   std::vector<std::vector<uint8_t>> run(const Exec& where, const std::vector<T>& x, Shape shape,
                                         const std::vector<int32_t>& offs, std::optional<Block> row,
@@ -196,7 +196,8 @@ TEST_P(OnEveryBackend, KeepsNanInItsRowAndInItsGroup) {
   for (int64_t row = 0; row < 128; ++row)
     for (int64_t col = 0; col < 64; ++col)
       EXPECT_EQ(out[0][row * 64 + col] == 0x7f, row == 50 && col < 32);
-  // Colwise: group 0 is padded to 64 rows, so row 50 is the 10th of the block that starts at 64.
+  // Colwise, group 0 is padded to 64 rows. So row 50, in group 1, falls into the block that begins
+  // at 64, and only column 3 of that block becomes NaN.
   const int64_t padded = padded_rows<int64_t>(128, 2, 32);
   for (int64_t col = 0; col < 64; ++col)
     for (int64_t k = 0; k < padded; ++k)
@@ -207,7 +208,7 @@ TEST_P(OnEveryBackend, PadsAGroupsTailWithZeros) {
   const Shape shape{5, 3};
   const auto out = run(exec(), std::vector<float>(15, 1.f), shape, {2, 2, 5}, std::nullopt, k32x1);
   const int64_t padded = padded_rows<int64_t>(5, 3, 32);
-  ASSERT_EQ(padded, 256);  // 96, in whole lines of memory
+  ASSERT_EQ(padded, 256);  // three blocks of 32 are 96, rounded up to 256: whole lines of memory
   for (int64_t col = 0; col < 3; ++col)
     for (int64_t k = 0; k < padded; ++k)
       EXPECT_EQ(out[0][col * padded + k], k < 2 || (k >= 32 && k < 35) ? 0x78 : 0);
@@ -259,8 +260,9 @@ TEST(Quantize, QuantizesEachGroupOnItsOwn) {
 }
 
 TEST(Quantize, ErrsByAtMostOneSixteenthOfAnElementsMagnitudeUnderRceil) {
-  // Nothing clips under rceil, and e4m3 has 3 mantissa bits: half an ulp is 2^-4 of the value, or
-  // half the smallest step (2^-10) of the scale.
+  // Nothing clips under rceil, so the error is that of rounding to e4m3: at most 2^-4 of the value
+  // (half an ulp of 3 mantissa bits), or for tiny values 2^-10 times the scale (half the smallest
+  // step).
   const Shape shape{64, 256};
   const auto x = gaussian(numel(shape), 7);
   for (const Block block : {k1x32, k1x128}) {

@@ -1,5 +1,5 @@
-// requantize equals dequantize followed by quantize, for scales in any layout, on every backend
-// here.
+// requantize gives the bytes of dequantize followed by quantize, for scales in any layout, on every
+// backend of this machine.
 #include "moxie/core/requantize/requantize.h"
 
 #include <gtest/gtest.h>

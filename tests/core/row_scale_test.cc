@@ -1,5 +1,5 @@
-// quantize_row_scale: its scales, and equality with the reference for rows of any width on every
-// backend here.
+// quantize_row_scale: its scales on a worked example, and the bytes of the reference for rows of
+// any width on every backend of this machine.
 #include "moxie/core/row_scale/row_scale.h"
 
 #include <gtest/gtest.h>
@@ -53,7 +53,8 @@ class RowScaleOn : public ::testing::TestWithParam<NamedExec> {
 INSTANTIATE_TEST_SUITE_P(, RowScaleOn, ::testing::ValuesIn(backends_here()),
                          [](const auto& info) { return info.param.name; });
 
-// On a GPU a row takes one warp per 1024 columns, up to eight.
+// Widths around multiples of 1024, because on a GPU a row gets one warp per 1024 columns, up to
+// eight warps.
 TEST_P(RowScaleOn, RowsOfAnyWidthMatchTheReference) {
   const Exec ref{.backend = Backend::kRef}, &exec = GetParam().exec;
   for (const int64_t cols : {1, 8, 203, 1024, 1032, 2048, 2056, 3072, 3080, 4096, 4104, 5120, 5128,
@@ -82,7 +83,8 @@ TEST(RowScale, GivesOneScalePerRowAndOnePerColumnOfAGroup) {
        .rowwise = {{{q.data(), shape}, {s.data(), {4}}}},
        .colwise = {{{qt.data(), {3, static_cast<int64_t>(qt.size()) / 3}}, {st.data(), {3, 3}}}}},
       {.backend = Backend::kRef});
-  // 448 / 3 = 149.3 -> 128; 448 / 448 -> 1; an empty row counts as 1e-12; row 3 is in no group.
+  // Row 0: 448 / 3 = 149.3, rounded down to 128, so its scale is 1 / 128. Row 1: 448 / 448 = 1.
+  // Row 2 is all zeros: its amax counts as 1e-12. Row 3 is in no group: scale 0.
   EXPECT_EQ(s, (std::vector<float>{1 / 128.f, 1, 0x1p-48f, 0}));
   EXPECT_EQ(st,
             (std::vector<float>{1, 1 / 128.f, 1 / 128.f, 0, 0, 0, 0x1p-48f, 0x1p-48f, 0x1p-48f}));

@@ -93,7 +93,8 @@ TEST(Quads, PutFourAlongKSideBySideAndThenTheNextRow) {
   EXPECT_EQ(quad_index(2, 9, 40), 89);
 }
 
-// A quantizer's quads must be its plain scales in that order, with zeros as padding.
+// Scales that a quantizer writes as quads must be those that it writes plain: four along k, then
+// the next row's four, with zeros as padding.
 void expect_quads_are_plain_scales_in_order(Shape x, const std::vector<int32_t>& offs, Form form,
                                             Block block) {
   Random random(6);
@@ -116,7 +117,7 @@ void expect_quads_are_plain_scales_in_order(Shape x, const std::vector<int32_t>&
 }
 
 TEST(Quads, OfAQuantizerAreItsPlainScalesInOrder) {
-  const std::vector<int32_t> offs{0, 1, 130, 130, 400, 528};  // and a tail of rows of no group
+  const std::vector<int32_t> offs{0, 1, 130, 130, 400, 528};  // rows 528 to 600 are in no group
   expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kRowwise, {1, 128});
   expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kColwise, {128, 1});
   expect_quads_are_plain_scales_in_order({601, 700}, offs, Form::kColwise, {128, 32});
@@ -125,8 +126,8 @@ TEST(Quads, OfAQuantizerAreItsPlainScalesInOrder) {
   expect_quads_are_plain_scales_in_order({3, 600, 300}, {}, Form::kColwise, {128, 128});
 }
 
-// A quantizer's swizzled scales must be its plain scales, replicated to one per 1 x 32, then
-// swizzled.
+// Scales that a quantizer writes swizzled must equal its plain scales after replicate_scale (to one
+// per 1 x 32) and swizzle_scale.
 void expect_direct_equals_composed(Shape x, const std::vector<int32_t>& offs, Form form,
                                    Block block) {
   Random random(5);
@@ -142,7 +143,8 @@ void expect_direct_equals_composed(Shape x, const std::vector<int32_t>& offs, Fo
                    .compact = {plain.scale.data(), plain.scale_shape},
                    .replicated = {all.data(), replicated}},
                   kRef);
-  std::vector<int32_t> scale_offs = offs;  // colwise: in columns of scales, groups padded
+  // Ends of the groups; for colwise, in columns of scales, with groups padded to whole blocks.
+  std::vector<int32_t> scale_offs = offs;
   if (form == Form::kColwise) {
     int64_t begin = 0, padded = 0;
     for (auto& end : scale_offs) {

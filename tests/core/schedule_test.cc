@@ -29,7 +29,7 @@ bool equal(const Work& a, const Work& b) {
          a.k_begin == b.k_begin && a.k_blocks == b.k_blocks && a.valid == b.valid;
 }
 
-// Lists all work of one CTA; its lanes must agree.
+// Lists all tiles that the schedule gives one CTA. All lanes of the warp must get the same ones.
 template <class Schedule>
 void play(const ScheduleParams& p, int pairs, int pair, int cta_in_pair, std::vector<Work>& list) {
   static typename Schedule::Shared shared;
@@ -51,14 +51,14 @@ void play(const ScheduleParams& p, int pairs, int pair, int cta_in_pair, std::ve
   list.pop_back();
 }
 
-// Calls f(tile) for every tile of every CTA. Tiles of a pair may differ only in col, or in rows if
-// one of them is past the last column.
+// Calls f(tile) for every tile of every CTA. The two CTAs of a pair must get neighbouring tiles in
+// the same rows; if the second is past the last column, it has 0 rows.
 template <class Schedule, class F>
 void play_all(const ScheduleParams& p, int pairs, F&& f) {
   static std::vector<Work> list[kCluster];
   for (int pair = 0; pair < pairs; ++pair) {
-    // Checks the second CTA of every pair only if there are few pairs: it costs as much as the
-    // first.
+    // Running the second CTA costs as much as the first, so with many pairs it is checked only in
+    // one of them.
     const bool both = pairs < 8 || pair == pairs / 2;
     ASSERT_NO_FATAL_FAILURE(play<Schedule>(p, pairs, pair, 0, list[0]));
     if (both) {
@@ -78,7 +78,7 @@ void play_all(const ScheduleParams& p, int pairs, F&& f) {
   }
 }
 
-// The ends of the groups by next_panel(), which group_walk_test.cc tests.
+// The ends of the groups as next_panel() gives them; group_walk_test.cc tests next_panel().
 std::vector<int> ends_of(const ScheduleParams& p) {
   const Panels panels{
       .rows = p.rows, .cols = 1, .count = p.groups, .offs = p.offs, .weights = false};
@@ -91,8 +91,9 @@ std::vector<int> ends_of(const ScheduleParams& p) {
   return ends;
 }
 
-// Forward and dgrad: every row of the result must be taken once in every 128 columns, with its
-// group, or with none.
+// The schedule of forward and dgrad: in each 128 columns of the result, every row must be in
+// exactly one tile, and that tile must have the row's group, or group p.groups for rows past the
+// last.
 template <class Tile>
 void check_rows(const ScheduleParams& p, int pairs) {
   const std::vector<int> ends = ends_of(p);
@@ -119,7 +120,8 @@ void check_rows(const ScheduleParams& p, int pairs) {
   ASSERT_TRUE(std::ranges::all_of(times, [](int count) { return count == 1; }));
 }
 
-// wgrad: every tile of every group's result must be taken once, with the k of its group.
+// The schedule of wgrad: every tile of every group's result must be computed once, over the k (rows
+// of the tokens) of that group.
 template <class Tile>
 void check_depth(const ScheduleParams& p, int pairs) {
   const std::vector<int> ends = ends_of(p);
@@ -174,7 +176,7 @@ void check_any_offs() {
     if (groups < 5) values.insert(values.end(), {193, 384});
     for_each_offs(groups, values, [&](const auto& offs) {
       if (::testing::Test::HasFatalFailure()) return;
-      // Varies the number of pairs, the tile and the band from case to case.
+      // i changes the height of the tile, the band, n and the number of pairs from case to case.
       const int tile_rows = i % 2 ? kTallRows : kFlatRows;
       const int band = 1 + i / 2 % 3, n = i / 6 % 2 ? 640 : 768;
       for (const int pairs : {i / 12 % 2 ? 1 : 3, i / 12 % 2 ? 7 : 2})
@@ -232,14 +234,16 @@ TEST(WgradSchedule, TakesEveryTileOnceForAnyOffs) { check_any_offs<Ragged::kDept
 TEST(WgradSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
 TEST(WgradSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
 
-// The queue of pairs, against a sorted list of exact times.
+// Compares TileQueue, which orders pairs of CTAs by when they will be free, with a sorted list of
+// exact times.
 TEST(TileQueue, HasPairsInTheOrderInWhichTheyWillBeFree) {
   Random random(3);
   for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 64, 65, 66, kMaxPairs}) {
     std::vector<int> counts, times;
     for (int i = 0; i < 40 * kTimes; ++i) {
       counts.push_back(static_cast<int>(random.between(1, pairs)));
-      // Includes long times: the queue resets its clock after 2^30 / 72 and caps a time at 2^20.
+      // Some times are long, because the queue resets its clock after 2^30 / kMaxPairs and caps a
+      // time at 2^20.
       times.push_back(static_cast<int>(random.pick<int64_t>(
           {random.between(0, 12), random.between(0, 1000), random.between(0, 1 << 20), 1 << 24})));
     }

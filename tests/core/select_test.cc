@@ -85,7 +85,8 @@ Selected run(const Problem& p, const Exec& exec) {
           .counts = as<int64_t>(out[2])};
 }
 
-// Equal, or adjacent f32 values. The error of f64 itself under cancellation is far below 2^-45.
+// Allows adjacent f32 values, because backends may round an f64 result to f32 differently; and
+// 2^-45 beside zero, where gradients cancel, which is far more than errors in f64.
 void expect_next_to(const std::vector<float>& actual, const std::vector<float>& expected,
                     const std::string& what) {
   ASSERT_EQ(actual.size(), expected.size()) << what;

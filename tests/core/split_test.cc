@@ -1,4 +1,4 @@
-// split: three bf16 terms add up to an f32. (fuzz_test compares backends.)
+// split: the three bf16 terms of an f32 add up to it. (That backends agree is tested by fuzz_test.)
 #include "moxie/core/split/split.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,8 @@ float made_of(uint32_t sign, uint32_t exponent, uint32_t mantissa) {
   return std::bit_cast<float>(sign << 31 | exponent << 23 | mantissa);
 }
 
-// Every exponent, with the first and last 2^9 mantissas and every 1021st between.
+// Calls body for values of every exponent and both signs: the first and last 2^9 mantissas, and
+// every 1021st between them.
 template <class Body>
 void for_values(uint32_t first_exponent, uint32_t last_exponent, const Body& body) {
   constexpr uint32_t kMantissas = 1u << 23, kEdge = 1u << 9;
@@ -35,7 +36,7 @@ TEST(Split, ThreeTermsAddUpToTheValueBitForBit) {
   for_values(kFirst, kLast, [](float value) {
     const auto terms = bf16_terms(value);
     ASSERT_EQ(sum_of(terms), static_cast<double>(value)) << std::hexfloat << value;
-    // Exact in f32 too, if added from the smallest to the largest.
+    // The sum is exact in f32 too, if the smallest terms are added first.
     const float sum = to_float(terms[0]) + (to_float(terms[1]) + to_float(terms[2]));
     ASSERT_EQ(std::bit_cast<uint32_t>(sum), std::bit_cast<uint32_t>(value));
   });

@@ -18,7 +18,8 @@ namespace {
 const Exec kRef{.backend = Backend::kRef};
 constexpr Activation kActivations[] = {Activation::kSwiglu, Activation::kClampedSwiglu};
 
-// Every bf16 gate once, with ups of both signs, some beyond the limit of clamped_swiglu.
+// An h in which each of the 2^16 bf16 values occurs once as gate, with random ups of both signs,
+// some beyond the limit of clamped_swiglu.
 std::vector<bf16> every_gate(int64_t rows, int64_t width) {
   std::vector<bf16> h(rows * 2 * width);
   Random random(3);
@@ -30,7 +31,7 @@ std::vector<bf16> every_gate(int64_t rows, int64_t width) {
   return h;
 }
 
-// bf16 as integers in the order of their values, so that neighbours differ by 1.
+// Maps the bits of a bf16 to an integer such that neighbouring values differ by 1.
 int32_t ordered(uint16_t bits) { return bits & 0x8000 ? -(bits & 0x7fff) : bits; }
 
 void expect_within_one_ulp(const std::vector<uint8_t>& expected, const std::vector<uint8_t>& actual,
@@ -89,8 +90,9 @@ TEST_P(SwigluOfEveryGate, HasAGradientWithinOneUlpOfTheReference) {
   };
   const auto expected = run(kRef);
   for (const auto& backend : backends_here()) {
-    // s + z s (1 - s) cancels near its zero at z = -1.28, where an ulp of s is many ulp of the
-    // result; z is alpha * gate where that is clamped.
+    // dgate has the factor s + z s (1 - s), with z = gate (clamped_swiglu: alpha * gate). It is
+    // zero near z = -1.28, where an ulp of s is many ulps of the result, so gates there are
+    // skipped.
     const float alpha = GetParam() == Activation::kSwiglu ? 1.f : kClampAlpha;
     auto actual = run(backend.exec);
     for (size_t i = 0; i < expected.size(); i += 2) {
@@ -167,7 +169,7 @@ TEST_P(SwigluOfEveryGate, WeightsScaleTheResultAndItsGradientAndGetTheirs) {
   }
 }
 
-// In f64, from the definition, with derivatives as differences would give them.
+// Compares clamped_swiglu and its gradients with the formulas of gpt-oss in f64.
 TEST(Swiglu, ClampedIsGptOss) {
   const std::vector<float> gates = {-90, -7.5f, -1, 0, 0.5f, 6.9f, 7, 7.1f, 90};
   const std::vector<float> ups = {-90, -7.1f, -7, -1, 0, 3, 7, 7.1f, 90};
@@ -201,7 +203,8 @@ TEST(Swiglu, ClampedIsGptOss) {
       const double s = 1 / (1 + std::exp(-1.702 * g));
       const double dgate = gate > 7 ? 0 : da[f] * (u + 1) * (s + 1.702 * g * s * (1 - s));
       const double dup = std::abs(up) > 7 ? 0 : da[f] * g * s;
-      // A dozen roundings, and an exponential whose argument, up to 153, is rounded too.
+      // Relative error of about a dozen f32 roundings, and of an exponential whose rounded argument
+      // may be as large as 153: that alone can be 153 * 2^-24.
       const double budget = 2e-5;
       const auto near = [&](double expected, float actual) {
         EXPECT_NEAR(expected, actual, budget * std::abs(expected) + 1e-37)

@@ -1,4 +1,4 @@
-// What the Hopper GEMMs refuse, and the reasons they give. Needs no GPU.
+// Which problems the Hopper GEMMs refuse, and the reasons that they give. Needs no GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,4 +1,5 @@
-// Malformed offs: every vector over a few values, and random ones of many groups.
+// Makes offs for tests, malformed ones too: all vectors over a few values, and random ones for many
+// groups.
 #pragma once
 
 #include <algorithm>

@@ -18,7 +18,7 @@ namespace moxie::testing {
 
 class Arena {
  public:
-  // misalign: shifts every buffer by that many elements, as a torch view may be.
+  // misalign: how many elements every buffer is shifted by, like the data of a torch view.
   explicit Arena(Backend backend, int misalign = 0) : backend_(backend), misalign_(misalign) {}
 
   template <class T>
@@ -46,7 +46,8 @@ class Arena {
     return {data, format, shape};
   }
 
-  // The bytes of all outputs, in the order of the calls of output(). Checks the fences.
+  // The bytes of all outputs, in the order in which output() made them. Fails the test if an op
+  // wrote to the fences around them.
   std::vector<std::vector<uint8_t>> results() {
     std::vector<std::vector<uint8_t>> all;
     for (const size_t i : outputs_) {

@@ -20,7 +20,8 @@ namespace {
 constexpr ScaleRule kRules[] = {ScaleRule::kRceil, ScaleRule::kFloor, ScaleRule::kCeil,
                                 ScaleRule::kEven};
 
-// Common to all cases: a shape, groups, and whether pointers are aligned.
+// What all cases choose at random: a shape, groups, and by how many elements buffers are
+// misaligned.
 struct Problem {
   Shape x;
   std::vector<int32_t> offs;  // empty: no offs
@@ -154,7 +155,7 @@ Case requantize_case(Random& random) {
   const auto shape = operand_shape<int64_t>(p.x, p.groups(), Form::kRowwise, block, from_layout);
   const auto qdata = random_bytes<e4m3>(random, numel(shape.qdata));
   auto scale = random_bytes<e8m0>(random, numel(shape.scale));
-  if (random.chance(70))  // scales from quantize, so that few blocks are NaN
+  if (random.chance(70))  // scales such as quantize makes, so that few blocks are NaN
     for (auto& value : scale) value.code = static_cast<uint8_t>(110 + value.code % 20);
   const auto rule = kRules[random.below(4)];
   const auto layout = random_layout(random, Form::kColwise, col);
@@ -303,7 +304,8 @@ Case swizzle_case(Random& random) {
   return {(forward ? "swizzle_scale " : "unswizzle_scale ") + p.text.str(), numel(p.x), run};
 }
 
-// A round trip: replicate, then compact the result (compact only takes replicated scales).
+// Runs replicate_scale and then compact_scale on its result, because a CPU refuses to compact
+// scales that differ inside a block.
 Case replicate_case(Random& random) {
   auto p = random_problem(random);
   p.offs.clear();
@@ -334,7 +336,7 @@ Case replicate_case(Random& random) {
 
 Case make_case(uint64_t number) {
   Random random(number);
-  // quantize has most of the arithmetic, so it gets about half of the cases.
+  // quantize gets 10 of 24 cases, because it has most of the arithmetic.
   const int64_t op = random.below(24);
   if (op < 10) return quantize_case(random);
   if (op < 12) return dequantize_case(random);

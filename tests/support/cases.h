@@ -12,7 +12,7 @@
 namespace moxie::testing {
 
 struct Case {
-  std::string description;  // op, shape, groups, rule, blocks: enough to see what is special
+  std::string description;  // op, shape, groups, rule, blocks: printed if the case fails
   int64_t elements = 0;     // of the largest input
   // Runs the op on poisoned outputs and returns the bytes of every output.
   std::function<std::vector<std::vector<uint8_t>>(const Exec& exec)> run;

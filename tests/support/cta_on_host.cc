@@ -48,13 +48,14 @@ void CtaOnHost::start() {
   __sanitizer_finish_switch_fiber(nullptr, bottom, bottom ? &main.stack_bytes : nullptr);
 #endif
   threadIdx.x = static_cast<unsigned>(cta.self_);
-  for (;;) {  // a fiber is reused by every run
+  for (;;) {  // the fiber of a thread runs the body of every later run() too
     (*cta.body_)();
     cta.leave(State::kEnded);
   }
 }
 
-// The next thread of the same warp (or `from` itself) that is ready to run; else kMain.
+// The next thread of the warp of `from` that is ready to run, possibly `from` itself; kMain if none
+// is.
 int CtaOnHost::next_ready(int from) const {
   const int warp = from / kLanes * kLanes;
   for (int i = 1; i <= kLanes; ++i) {

@@ -2,9 +2,10 @@
 // (shuffles, votes, barriers), so that the integer logic of kernels is tested without a GPU.
 // Include it before the .cuh files under test, which must not include CUDA headers.
 //
-// It also finds errors that hang a GPU or stay hidden on it: the program ends if lanes wait for one
-// that has exited or is at another barrier; and running the lanes in either order gives different
-// results if a barrier is missing between a write to shared memory and a read.
+// It also finds errors that would hang a GPU or stay hidden on it. The program ends with an error
+// if lanes wait for a lane that has exited or waits at a barrier. And if a barrier is missing
+// between a write to shared memory and a read, running the lanes in rising and in falling order
+// gives different results.
 #pragma once
 
 #include <ucontext.h>
@@ -33,9 +34,9 @@ class CtaOnHost {
   // Runs body in every thread of a CTA of `threads` threads, a multiple of a warp.
   void run(int threads, LaneOrder order, const std::function<void()>& body);
 
-  // ---- for the collectives below ----
+  // ---- called by the CUDA functions at the end of this file ----
 
-  // Waits for all lanes of the warp. Returns the value of each lane.
+  // Waits for all lanes of the warp. Returns the values that the 32 lanes passed.
   const uint64_t* exchange(uint64_t value);
   // Waits for all threads that have not exited. Returns whether `value` was true in all of them.
   bool barrier(bool value);
@@ -47,7 +48,7 @@ class CtaOnHost {
   enum class State { kReady, kAtBarrier, kEnded };
 
   struct Fiber {
-    void* resume[5];  // of __builtin_setjmp: swapcontext would make a system call each time
+    void* resume[5];  // buffer of __builtin_setjmp; swapcontext would make a system call
     bool is_started = false;
     State state = State::kEnded;
     ucontext_t start;
@@ -57,8 +58,8 @@ class CtaOnHost {
     void* fake_stack = nullptr;  // of AddressSanitizer
   };
   struct Warp {
-    uint64_t value[2][kLanes];  // of even and odd exchanges: a lane may be one ahead of another
-    unsigned generation = 0;    // exchanges that are complete
+    uint64_t value[2][kLanes];  // two sets, in turn: a lane may be one exchange ahead of another
+    unsigned generation = 0;    // number of complete exchanges
     int waiting = 0, ready = 0;
   };
 
@@ -100,7 +101,7 @@ T from_bits(uint64_t bits) {
   return value;
 }
 
-// Shuffle: the value of lane `source`; out of range, the lane's own value.
+// Returns the value that lane `source` passed, or the caller's own if `source` is not 0 to 31.
 template <class T>
 T shuffle(unsigned mask, T value, int source) {
   if (mask != ~0u) std::abort();

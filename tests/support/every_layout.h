@@ -1,5 +1,5 @@
-// Problems with scales in every layout, for ops that read quantized tensors: their results must not
-// depend on the layout.
+// Test problems for ops that read quantized tensors: their results must not depend on the layout of
+// the scales.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -30,7 +30,7 @@ inline std::vector<int32_t> every_three_rows(int32_t groups) {
   return offs;
 }
 
-// Aligned and unaligned numbers of columns; the last tile is partial.
+// Numbers of columns are multiples of 16 or not, and often end in a partial tile of 128.
 inline const LayoutProblem kLayoutProblems[] = {
     {"empty, one row, exactly 128 rows, a tail", {500, 1296}, {0, 1, 1, 129, 257, 400, 400}},
     {"columns that no access fits", {300, 203}, {40, 41, 169, 290}},
@@ -47,8 +47,8 @@ inline const LayoutProblem kLayoutProblems[] = {
 
 class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
  protected:
-  // Values include infinity and NaN. Everything outside the panels is NaN, because it must not be
-  // used.
+  // Quantizes random values, with a NaN and an infinity. Scale bytes that hold no scale of a panel
+  // are set to NaN, so that an op that used them would give a wrong result.
   static Quantized quantized(const LayoutProblem& problem, Form form, Block block,
                              ScaleLayout layout) {
     Random random(11);
@@ -92,7 +92,7 @@ class ReadsEveryLayout : public ::testing::TestWithParam<NamedExec> {
         all.push_back(block);
     return all;
   }
-  // All layouts of a block except plain.
+  // The layouts other than plain that scales of this block can have.
   static std::vector<ScaleLayout> layouts(Form form, Block block) {
     if (k_of(block, form) == kQuadBlock) return {kSwizzled, kQuads};
     return {kSwizzled};

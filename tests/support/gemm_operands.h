@@ -1,5 +1,5 @@
-// Operands of the Hopper GEMMs, made of random bytes: quantizers would not produce scales near the
-// ends of e8m0, or NaN at chosen places.
+// Random operands of the Hopper GEMMs. They are not made by a quantizer, which would not give
+// scales near the ends of e8m0, or NaN at chosen places.
 #pragma once
 
 #include <cmath>
@@ -11,8 +11,8 @@
 
 namespace moxie::testing {
 
-// The kind of scales. Except for kCalm, some products are outside the range in which exponents can
-// simply be added.
+// How random scale codes are drawn. The GEMMs multiply two scales by adding their codes, which only
+// works for codes in [64, 190]; all kinds but kCalm have others too.
 enum class Codes { kCalm, kLowTimesHigh, kHighTimesLow, kSomeZero, kEdges, kSomeNan };
 inline constexpr int kNumCodes = 6;
 
@@ -69,7 +69,7 @@ inline Matrix random_matrix(Random& random, Shape shape, int outer_block, Codes 
 inline GemmOperand operand_in(Arena& arena, const Matrix& m, bool stack) {
   const int64_t rows = ceil_div<int64_t>(m.outer, m.outer_block);
   const Shape q = stack ? Shape{m.count, m.outer, m.k} : Shape{m.outer, m.k};
-  // The kernel reads quads; their padding may hold anything.
+  // The kernel reads scales as quads, and must ignore their padding, which is NaN here.
   const int64_t quads = ceil_div<int64_t>(m.scale_cols(), kQuad), in_matrix = quads * rows * kQuad;
   std::vector<e8m0> scale(m.count * in_matrix, e8m0{kE8m0Nan});
   for (int64_t g = 0; g < m.count; ++g)

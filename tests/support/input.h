@@ -1,4 +1,4 @@
-// Random values in either format, made once and copied to each backend.
+// Random values in bf16 or f32, made once and copied to the memory of each backend.
 #pragma once
 
 #include <vector>

@@ -10,7 +10,7 @@
 namespace moxie::testing {
 namespace {
 
-// ids of different distributions: all equal, ragged, or every expert.
+// Random expert ids: all 0, of two experts only, or of all experts.
 std::vector<int32_t> random_ids(Random& random, int64_t count, int64_t experts) {
   std::vector<int32_t> ids(count);
   const int64_t spread = random.pick<int64_t>({1, 2, experts, experts});
@@ -97,8 +97,8 @@ Case split_case(Random& random) {
   return {text.str(), rows * cols, run};
 }
 
-// permute, unpermute and the gradient of its weights. Finite values only: NaN has many bit
-// patterns.
+// Runs permute, unpermute and unpermute_weights. Values are finite, because results are compared
+// byte for byte and NaN has many bit patterns.
 Case permute_case(Random& random) {
   const Routed r(random);
   const int64_t dim = random.between(0, 150);

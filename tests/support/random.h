@@ -33,9 +33,9 @@ class Random {
 
 // The distribution of a tensor's values.
 enum class Data {
-  kGaussianLike,  // one scale for all, some zeros
+  kGaussianLike,  // magnitudes 2^-7 to 2, some zeros
   kWide,          // every exponent, including subnormals and both ends
-  kSpecial,       // as kWide, with NaN and infinity here and there
+  kSpecial,       // as kWide, with some NaN and infinity
   kBits,          // any bit pattern
   kZero,
 };
@@ -60,8 +60,8 @@ inline float random_value(Random& random, Data data) {
   return 0;
 }
 
-// kWide uses one exponent per 16 neighbours, so that blocks differ but do not consist of one
-// outlier.
+// With kWide, 16 neighbours have similar exponents (0 to 7 below a common one). Otherwise a block
+// would consist of one large value and others that quantize to 0.
 template <class T>
 std::vector<T> random_values(Random& random, int64_t count, Data data) {
   std::vector<T> values(count);
@@ -90,8 +90,8 @@ std::vector<T> random_bytes(Random& random, int64_t count) {
   return values;
 }
 
-// Ends of num_groups ragged groups over at most `rows` rows: empty groups, groups of one row and of
-// exactly 128 rows, one group with all rows, and sometimes rows that belong to no group.
+// Ends of num_groups ragged groups over at most `rows` rows. Groups may be empty, or have one row,
+// exactly 128 rows or all rows; half of the time the last rows may belong to no group.
 inline std::vector<int32_t> random_offs(Random& random, int64_t rows, int64_t num_groups) {
   std::vector<int32_t> offs(num_groups);
   const int64_t style = random.below(5);

@@ -1,4 +1,4 @@
-// Small owning tensors, so that a test reads like the thing it tests.
+// Tensors that own their memory, and views of vectors, which keep tests short.
 #pragma once
 
 #include <optional>

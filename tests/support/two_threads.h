@@ -1,4 +1,5 @@
-// A Parallel for tests: up to eight ranges, every other one on a second thread.
+// An implementation of Parallel for tests: splits work into up to eight ranges, and runs every
+// other one on a second thread.
 #pragma once
 
 #include <thread>

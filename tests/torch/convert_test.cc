@@ -1,4 +1,4 @@
-// MxTensor, MxLinear and conversion by name, from C++.
+// Tests MxTensor, MxLinear and the conversion of modules by name from C++.
 #include "moxie/torch/convert.h"
 
 #include <ATen/ops/allclose.h>
@@ -160,7 +160,7 @@ TEST(Quantize, RefusesWhatMatchesNothingAStockLinearAndABadRecipeAndChangesNothi
               HasSubstr("'head' is a torch::nn::Linear, which its owner holds as that type"));
   EXPECT_THAT(convert({{"up", "mxfp9"}}), HasSubstr("there is no recipe 'mxfp9'"));
   EXPECT_THAT(convert({{"re:(", "bf16"}}), HasSubstr("is no regular expression"));
-  // Patterns that would exhaust the stack, memory or time.
+  // Regular expressions that would exhaust the stack or memory, or match for too long.
   const std::string open(500, '('), close(500, ')');
   EXPECT_THAT(convert({{"re:" + open + close, "bf16"}}), HasSubstr("nested more than 32 deep"));
   EXPECT_THAT(convert({{"re:" + std::string(60000, '('), "bf16"}}),
@@ -183,7 +183,8 @@ TEST(MxTensor, GoesThereAndBackAndIsCheckedWhenItComesFromElsewhere) {
       HasSubstr("MxTensor: scale must be [40, 1], got [40, 3]"));
 }
 
-// A ragged grouped_mm with rows past the last group, and its gradients.
+// Inputs of a grouped_mm with ragged groups and rows past the last one; backward() gives its
+// gradients.
 struct Product {
   explicit Product(at::ScalarType dtype) {
     torch::manual_seed(0);
@@ -231,7 +232,8 @@ TEST_P(MxTensorProduct, EqualsQuantizingTheSameValuesInTheCall) {
   EXPECT_TRUE(at::equal(actual.dx, expected.dx));
   EXPECT_TRUE(at::equal(actual.dbias, expected.dbias));
   EXPECT_EQ(actual.dx.scalar_type(), dtype);
-  // wgrad requantizes x, so its dw is that of the decoded mx.
+  // wgrad quantizes the decoded elements of mx again, so dw must be that of a call with decoded mx
+  // as x. `expected` quantized the original x for wgrad, so its dw is only close.
   const at::Tensor decoded =
       ops::dequantize_rowwise(mx.qdata, mx.scale, {.block = mx.block, .dtype = at::kFloat});
   const auto of_decoded = product.backward(ops::grouped_mm(decoded, product.w, options));

@@ -1,4 +1,4 @@
-// The differentiable grouped_mm from C++, in a program without Python.
+// Tests the differentiable grouped_mm from C++, in a program without Python.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/randn.h>

@@ -1,4 +1,4 @@
-// The MoE layer from C++.
+// Tests the MoE layer from C++.
 #include "moxie/torch/nn/moe.h"
 
 #include <ATen/ops/allclose.h>
@@ -42,7 +42,7 @@ MoeOptions small(const std::string& recipe, at::ScalarType dtype) {
           .recipe = recipe};
 }
 
-// One expert's MLP as matrices.
+// The weights of one expert, a matrix each.
 at::Tensor mlp(const at::Tensor& x, const at::Tensor& w13, const at::Tensor& w2) {
   const auto h = x.matmul(w13.t()).chunk(2, -1);
   return (at::silu(h[0]) * h[1]).matmul(w2.t());
@@ -100,7 +100,8 @@ TEST(Moe, IsItsUnfusedStepsBitForBit) {
     const at::Tensor chain = ops::unpermute(ops::grouped_mm(ops::swiglu(h), w2, how), slot_of,
                                             row_of, 500, routing.weights);
     EXPECT_TRUE(at::equal(y, chain)) << recipe;
-    // The routing weight is applied in SwiGLU's backward.
+    // Gradients: the layer quantizes dy without the routing weights and applies them in SwiGLU's
+    // backward, so the separate steps do that too.
     const auto linear = [&](const at::Tensor& input, const at::Tensor& w, const at::Tensor& grad) {
       const at::Tensor leaf = input.detach().set_requires_grad(true);
       return torch::autograd::grad({ops::grouped_mm(leaf, w, how)}, {leaf, w}, {grad});
@@ -121,7 +122,8 @@ TEST(Moe, IsItsUnfusedStepsBitForBit) {
   }
 }
 
-// Python's module has these names too (tests/python/test_moe_layer.py).
+// tests/python/test_moe_layer.py checks that Python's module has the same names, so state dicts can
+// be exchanged.
 TEST(Moe, HasTheNamesOfTheStateDictOfPython) {
   MoeOptions options = small("bf16", at::kFloat);
   options.router.balance = Balance::kBias;
@@ -156,7 +158,7 @@ TEST(Router, KeepsItsBiasInF32AndCountsInTrainingAlone) {
   EXPECT_GT(bias.abs().max().item<float>(), 0);
   router->to(at::kBFloat16);
   EXPECT_EQ(router->gate->weight.scalar_type(), at::kBFloat16);
-  EXPECT_TRUE(at::equal(router->bias, bias));  // f32, or they would not be comparable
+  EXPECT_TRUE(at::equal(router->bias, bias));  // at::equal also needs equal dtypes: still f32
   EXPECT_TRUE(at::equal(router->named_buffers()["bias"], bias));
   EXPECT_THAT(message_of([] {
                 Router(RouterOptions{.dim = 8, .num_experts = 4, .top_k = 2})->update_bias();
@@ -176,7 +178,8 @@ TEST(Experts, LoadWeightsFromTheCommonLayouts) {
   const auto loads = [&](const ExpertWeights& weights) {
     other->load_weights({.w13 = at::zeros_like(w13), .w2 = at::zeros_like(w2)});
     other->load_weights(weights);
-    return at::equal(other(rows, std::optional(offs)), expected);  // the caches too
+    // The product uses the weight caches, so this shows that loading refreshed them.
+    return at::equal(other(rows, std::optional(offs)), expected);
   };
   EXPECT_TRUE(loads({.w13 = w13, .w2 = w2}));
   EXPECT_TRUE(loads({.w1 = w1.unbind(), .w3 = w3.unbind(), .w2 = w2.unbind()}));
@@ -184,7 +187,8 @@ TEST(Experts, LoadWeightsFromTheCommonLayouts) {
   EXPECT_TRUE(loads({.w13 = w13.mT().unbind(), .w2 = w2.mT().unbind(), .transposed = true}));
 }
 
-// gpt-oss's experts in its own layout give what the same weights give in Moxie's.
+// Experts that keep gpt-oss's weights as they are stored (transposed, gate and up interleaved) give
+// the results of experts in Moxie's layout.
 TEST(Experts, TakeGptOssAsItIsStored) {
   constexpr int64_t kExperts = 3, kDim = 32, kHidden = 48, kRows = 20;
   const at::Tensor w13 = at::randn({kExperts, kDim, 2 * kHidden}),

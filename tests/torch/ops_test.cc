@@ -1,4 +1,4 @@
-// The ops from C++, in a program without Python.
+// Tests the ops from C++, in a program without Python.
 #include "moxie/torch/ops.h"
 
 #include <ATen/TensorOperators.h>
@@ -29,7 +29,8 @@ TEST(Ops, QuantizeAndDequantizeFromCpp) {
   EXPECT_EQ(scale.scalar_type(), at::kFloat8_e8m0fnu);
   EXPECT_EQ(scale.sizes(), at::IntArrayRef({64, 3}));
   const at::Tensor back = ops::dequantize_rowwise(qdata, scale, {.dtype = at::kFloat});
-  // Half a step of e4m3 (3 mantissa bits) in the largest binade of a block.
+  // An element is off by at most half a step: 2^-4 of the largest value, as e4m3 has 3 mantissa
+  // bits.
   EXPECT_LE((back - x).abs().max().item<float>(), x.abs().max().item<float>() * 0x1p-4f);
 }
 

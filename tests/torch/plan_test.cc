@@ -1,4 +1,4 @@
-// Plans of calls, also for GPUs that this machine does not have.
+// Tests the plans of calls, also for GPUs that this machine does not have.
 #include "moxie/torch/plan/plan.h"
 
 #include <gmock/gmock.h>
@@ -17,7 +17,7 @@ using testing::IsEmpty;
 
 constexpr Pass kPasses[] = {Pass::kForward, Pass::kDgrad, Pass::kWgrad};
 
-// RAII: plans are made as if for this GPU.
+// While one exists, plans are made as if this machine had a GPU of that kind.
 class Pretended {
  public:
   explicit Pretended(std::string_view kind) { pretend_gpu(kind); }

@@ -1,4 +1,4 @@
-// Statistics of quantization errors, and their collection by the C++ modules.
+// Tests the statistics of quantization errors, and how the C++ modules collect them.
 #include "moxie/torch/stats.h"
 
 #include <ATen/TensorOperators.h>
@@ -33,7 +33,7 @@ double energy(const at::Tensor& x) { return x.to(at::kDouble).square().sum().ite
 
 TEST(QuantizationStats, AreOfTheFormThatAPassContracts) {
   const at::Tensor x = at::randn({64, 96});
-  const at::Tensor covered = x.slice(0, 0, 50);  // the rest is in no group
+  const at::Tensor covered = x.slice(0, 0, 50);  // rows that belong to a group
   const auto [qdata_t, scale_t] = ops::quantize_colwise(x, {.offs = offs(), .block = "128x32"});
   const at::Tensor decoded = ops::dequantize_colwise(
       qdata_t, scale_t, 64, {.offs = offs(), .block = "128x32", .dtype = at::kFloat});
@@ -45,8 +45,8 @@ TEST(QuantizationStats, AreOfTheFormThatAPassContracts) {
 
 TEST(QuantizationStats, CountFlushedAndClippedElements) {
   const at::Tensor x = at::ones({1, 32});
-  x[0][0] = 500.f;     // FLOOR has the scale 1 for it, and e4m3 ends at 448
-  x[0][1] = 0x1p-11f;  // below half of the smallest element
+  x[0][0] = 500.f;     // clips under FLOOR: the scale is 1, and e4m3 ends at 448
+  x[0][1] = 0x1p-11f;  // flushed to 0: below half of the smallest e4m3 value
   EXPECT_THAT(values(ops::quantization_stats(x, {.recipe = "mxfp8_floor"})),
               ElementsAre(testing::_, testing::_, 1, 1, 32));
   EXPECT_THAT(values(ops::quantization_stats(x, {.recipe = "mxfp8_rceil"})),
@@ -117,7 +117,7 @@ TEST(CollectStats, AddsUpEveryOperandOfForwardAndBackwardAndChangesNoResult) {
       EXPECT_TRUE(at::equal(actual[i], expected[i])) << recipe << ", result " << i;
 
     const at::Tensor stats = layer->experts->stats().clone();
-    // Rows x dim, weights, both again transposed, gradients twice.
+    // Counts of elements of x, w, x_t, w_t, dy, dy_t (PARTS), first for w13, then for w2.
     EXPECT_THAT(values(stats.select(0, 0).select(-1, 4)),
                 ElementsAre(40 * 32, 5 * 96 * 32, 40 * 32, 5 * 96 * 32, 40 * 96, 40 * 96));
     EXPECT_THAT(values(stats.select(0, 1).select(-1, 4)),
