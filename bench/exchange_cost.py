@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The cost model of expert parallelism as tables and a picture; bench/publish.py puts them into docs/COST_MODEL.md.
+"""Writes the cost model of expert parallelism as tables and a picture; bench/publish.py puts them into docs/COST_MODEL.md.
 
     bench/exchange_cost.py [--program build/cpu/bin/moxie]
 
@@ -34,7 +34,7 @@ def report_of(program: pathlib.Path) -> dict:
 
 
 def as_text(part: dict, indent: str = " ") -> str:
-    """JSON with a line for each value, and one for each element of a list."""
+    """Formats JSON with a line for each value and for each element of a list, so that diffs are short."""
     lines = []
     for key, value in part.items():
         if isinstance(value, dict) and any(isinstance(one, list) for one in value.values()):

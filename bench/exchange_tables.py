@@ -1,4 +1,4 @@
-"""The tables and the picture of the cost model of expert parallelism."""
+"""Formats the tables and draws the picture of docs/COST_MODEL.md, the cost model of expert parallelism."""
 
 import pathlib
 
@@ -22,7 +22,7 @@ def label(size: dict) -> str:
 
 
 def bytes_table(report: dict) -> str:
-    """MB of the legs that differ: x and dy by wire, y and dx the same for all."""
+    """The bytes of each leg in MB: of x and dy for each wire; of y and dx once, because they do not depend on the wire."""
     model = report["direct"]
     rows = []
     for size, limited in zip(model["sizes"], report["limited"]["sizes"], strict=True):
@@ -110,7 +110,7 @@ def errors_text(report: dict) -> str:
     )
 
 
-# name in the marker of docs/COST_MODEL.md -> table
+# name in the marker of docs/COST_MODEL.md -> function that formats the table
 TABLES = {
     "exchange_bytes": bytes_table,
     "exchange_times": times_table,
@@ -124,7 +124,7 @@ COLORS = {"bf16": "#777777", "bf16_once": "#d9a441", "fp8": "#7fb07f", "fp8_once
 
 
 def draw(report: dict, path: pathlib.Path) -> None:
-    """Where FP8, sending a token once per rank, and overlap pay: bytes, time, exposed share against EP."""
+    """Plots bytes and time of the legs, and for how much of the time products wait for links, against the number of ranks."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -32,11 +32,15 @@ DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 
 class NoImplementationError(Exception):
-    """The experts of the family take no implementation of transformers' registry."""
+    """The family has no experts whose implementation transformers lets a user choose."""
 
 
 def train(family: str, way: str, dtype: torch.dtype, seed: int, steps: int) -> tuple[float, str]:
-    """The mean loss of the last steps, and how many of the parameters of experts took part."""
+    """Trains one model; returns the mean loss of the last five steps, and "converted experts that multiplied of all".
+
+    way: "stock", nothing is converted; "seams", quantize_ converts the parameters, and torch's products of them become Moxie's;
+    "moxie", the same with moxie's implementation of the experts in transformers' registry.
+    """
     model = hf_families.build(family, dtype)
     if way == "moxie":
         if not model._can_set_experts_implementation():
@@ -61,7 +65,7 @@ def train(family: str, way: str, dtype: torch.dtype, seed: int, steps: int) -> t
 
 
 def seconds_of_a_step(family: str) -> float:
-    """Of the unconverted model, the second step; 0 where it does not run, which training will report."""
+    """The time of the unconverted model's second step; 0 if it fails, as train() then fails too, with the reason."""
     try:
         model, seconds = hf_families.build(family), 0.0
         for _ in range(2):
@@ -103,7 +107,9 @@ def row(family: str, options: argparse.Namespace) -> str:
 
 
 def summary(rows: list[str]) -> str:
-    """How many families were trained, and where the difference is larger than the scatter."""
+    """The sentence above the table: how many families were trained, and in which of them a way changes the loss by more than
+    seeds do.
+    """
     trained, larger, cells_of_moxie = 0, [], 0
     for line in rows:
         family, *cells = (cell.strip() for cell in line.strip("|").split("|"))

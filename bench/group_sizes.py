@@ -1,4 +1,4 @@
-"""Distributions of rows over groups: every distribution that a benchmark uses, each with one name.
+"""How benchmarks distribute rows over groups: every distribution has one name, used in all of them.
 
 All are random, but the same in every run with the same rows and groups.
 """
@@ -26,7 +26,7 @@ def ragged(rows: int, groups: int) -> list[int]:
 
 
 def zipf(rows: int, groups: int) -> list[int]:
-    """The largest is at least twice the mean, one is empty, none of the others is a multiple of 8; their sum is about rows."""
+    """Sizes: the largest is at least twice the mean, one is 0, and no other is a multiple of 8; their sum is about rows."""
     if groups == 1:
         return [rows]
     shares = [(i + 1) ** -0.7 for i in range(groups - 1)] + [0.0]

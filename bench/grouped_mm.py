@@ -29,18 +29,18 @@ SHAPES = {
     "cpu": ["2048x1024x1024x8"],
     "cuda": ["131072x8192x5120x8", "131072x2048x7168x8", "32768x2048x7168x8", "131072x2048x7168x32"],
 }
-# --grid: few and many rows, one to eight experts, two sizes of them.
+# The shapes of --grid: few and many rows, one to eight experts, two sizes of weights.
 GRID = [(m, n, k, g) for n, k in ((8192, 5120), (2048, 7168)) for m in (32768, 128000) for g in (1, 2, 4, 8)]
 QUICK_SHAPES = {"cpu": ["256x128x256x4"], "cuda": ["8192x1024x2048x8"]}
 NUM_BUFFERS = 2  # sets of inputs that alternate
-DENSE = "torch fp8 rowwise, dense 8192^3"  # the reference for GEMMs on a GPU
-TILE_ROWS = 128  # of torch's bf16 grouped GEMM
-CACHED = ("mxfp8_rceil_128",)  # also timed with cached weights, as in later micro-batches of a step
+DENSE = "torch fp8 rowwise, dense 8192^3"  # on a GPU the TFLOPS of each pass are compared with this GEMM's
+TILE_ROWS = 128  # rows of a tile of torch's bf16 grouped GEMM
+CACHED = ("mxfp8_rceil_128",)  # also timed with weights quantized beforehand, as in the later micro-batches of an optimizer step
 
 
 @dataclasses.dataclass
 class Bench:
-    """One line of the table. Repetition i is forward(x, w) of buffers[i % NUM_BUFFERS]."""
+    """One line of the table. Repetition i calls forward(x, w) with buffers[i % NUM_BUFFERS], then backward."""
 
     name: str
     groups: str
@@ -51,12 +51,12 @@ class Bench:
 
 @dataclasses.dataclass
 class Pass:
-    """A quantizer or GEMM of one recipe's step. call(i) is repetition i."""
+    """A quantizer or GEMM of one recipe's forward and backward, timed alone. call(i) runs it on set i of the buffers."""
 
     recipe: str
     name: str
     flops: float  # 0: a quantizer
-    bytes: float  # the minimum that it must move
+    bytes: float  # the least that it must read and write
     call: Callable[[int], object]
     seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition
     sustained: float | None = None
@@ -79,7 +79,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
     offs = group_sizes.offs_of(sizes, device)
     bf16_of = lambda offs: lambda x, w: torch._grouped_mm(x, w.mT, offs=offs)
     benches = [Bench(BASELINE, kind, bf16_of(offs))]
-    if device == "cuda":  # torch may be faster if groups are whole tiles; the faster of the two is the baseline
+    if device == "cuda":  # torch may be faster on groups of whole tiles, so both are measured: the faster is the baseline
         benches.append(
             Bench(
                 BASELINE, f"multiples of {TILE_ROWS}", bf16_of(group_sizes.offs_of(group_sizes.aligned(sizes, TILE_ROWS), device))
@@ -96,7 +96,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
                     lambda x, w, recipe=recipe, caches=caches: moxie.grouped_mm(x, w, offs, recipe=recipe, quantized_w=caches[w]),
                 )
             )
-    # torchao takes only aligned groups; on a GPU its emulation is left out.
+    # torchao requires groups of multiples of 32 rows. Its emulation is measured on a CPU only.
     aligned = group_sizes.aligned(sizes, 32)
     if device == "cpu" and sum(sizes) % 32 == 0 and min(aligned) > 0:
         forward = torchao_forward(group_sizes.offs_of(aligned, device))
@@ -106,7 +106,7 @@ def benches_of(kind: str, sizes: list[int], buffers: list[tuple[torch.Tensor, ..
 
 
 def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, ...]]:
-    """Sets of x, w and dy, with random values, never zeros."""
+    """Makes NUM_BUFFERS sets of x, w and dy with random values; products of zeros would be faster."""
     rows, n, k, groups = shape
     random_of = lambda *sizes: torch.randn(*sizes, device=device).to(torch.bfloat16)
     return [
@@ -116,7 +116,7 @@ def buffers_of(shape: tuple[int, ...], device: str) -> list[tuple[torch.Tensor, 
 
 
 def layout_made(recipe: str, w: torch.Tensor) -> str:
-    """The scale layout of a recipe, from the shape of w's scales."""
+    """The layout in which this device quantizes a recipe's scales, found from the shape of w's scales."""
     blocks = moxie.Recipe.from_name(recipe)
     if blocks.scaling != "block":
         return "plain"
@@ -129,7 +129,7 @@ def layout_made(recipe: str, w: torch.Tensor) -> str:
 
 
 def passes_of(recipe: str, shape: tuple[int, ...], sizes: list[int], buffers: list[tuple[torch.Tensor, ...]]) -> list[Pass]:
-    """The passes of a recipe that quantizes all operands; empty for other recipes."""
+    """Each quantizer and GEMM of a recipe that quantizes all operands; nothing for other recipes."""
     blocks = moxie.Recipe.from_name(recipe)
     if blocks.scaling == "none" or blocks.wgrad_with_hp:
         return []
@@ -191,7 +191,7 @@ def dense_pass() -> Pass:
 
 
 def calls_of(bench: Bench, buffers: list[tuple[torch.Tensor, ...]]) -> list[Callable[[int], object]]:
-    """A call of forward, and one of backward on its result."""
+    """Two functions to time: the first runs forward on set i of the buffers, the second backward on its result."""
     y = None
 
     def forward(i: int) -> None:
@@ -248,7 +248,7 @@ def rows_of(benches: list[Bench], shape: tuple[int, ...]) -> list[dict]:
 
 
 def pass_rows(passes: list[Pass], shape: tuple[int, ...]) -> list[dict]:
-    """TFLOPS of GEMMs, counting only useful rows; GB/s of quantizers, counting the minimum of bytes."""
+    """The rows of the report for --passes. A GEMM's TFLOPS do not count padding; a quantizer's GB/s count the least bytes."""
     dense = next((one for one in passes if one.name == DENSE), None)
     rows = []
     for one in passes:

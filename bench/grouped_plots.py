@@ -9,10 +9,10 @@ import matplotlib.pyplot as plt
 
 
 def copy_bandwidth(device: str) -> float:
-    """Bytes read and written per second by a copy of 1 GiB (256 MiB on a CPU)."""
+    """Bytes per second, read and written together, of a copy of 1 GiB (256 MiB on a CPU)."""
     import torch
 
-    import harness  # before torch; plots of existing results need neither
+    import harness  # must come before torch, but is imported here, because plots of existing results need neither
 
     a = torch.randn((1 << 28 if device == "cuda" else 1 << 26), device=device)
     b = torch.empty_like(a)
@@ -24,7 +24,10 @@ MARKERS = "osD^vP*X"  # one per number of groups
 
 
 def draw_speed_up(axes, rows: list[dict], size: tuple[int, int], keys: tuple[list[str], list[int]]) -> None:
-    """Draws rows with N x K = size: a colour per recipe, a marker per number of groups; sustained is hollow and dashed."""
+    """Plots speed-up against M for rows of one N x K: a colour per recipe, a marker per number of groups.
+
+    Sustained times have hollow markers and dashed lines.
+    """
     names, groups_of = keys
     lines: dict[tuple[str, int, str], list[tuple[int, float]]] = {}
     for row in rows:
@@ -116,4 +119,4 @@ def draw(report: dict, path: pathlib.Path, device: str, baseline: str, title: st
     figure.suptitle(title, fontsize="small")
     figure.tight_layout(rect=(0, 0.12, 1, 1))
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110, bbox_inches="tight")  # a legend can be wider than one panel
+    figure.savefig(path, dpi=110, bbox_inches="tight")  # tight: the legend can be wider than the panels

@@ -1,4 +1,4 @@
-"""Shared by all benchmarks: options, clocks, the machine's description, the report.
+"""What all benchmarks share: options, clocks, the description of the machine, the report.
 
 Import it before torch: oneDNN reads its instruction set from the environment once.
 """
@@ -21,8 +21,8 @@ import sys
 import time
 from collections.abc import Callable
 
-# Some virtual machines lose the state of AMX tiles when they switch threads, and the program dies with SIGILL. On other machines
-# users may set the variable; both sides of every comparison use the same GEMMs.
+# oneDNN's AMX kernels die with SIGILL on virtual machines that lose the state of AMX tiles when they switch threads, so they are
+# off. On other machines users may set the variable themselves: both sides of a comparison then use the same GEMMs.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
@@ -33,7 +33,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 WARM_UP = 2  # rounds that do not count
 BURST_WARM_UP, BURST = 3, 8  # rounds of a burst
-IDLE_SECONDS = 0.15  # before a burst, so that the clocks recover
+IDLE_SECONDS = 0.15  # pause before a burst, so that the GPU's clocks recover
 
 
 def add_options(parser: argparse.ArgumentParser, repetitions: int = 15) -> None:
@@ -58,7 +58,7 @@ def parse_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """2x3 -> (2, 3); () if not all are positive numbers."""
+    """Parses 2x3 as (2, 3). Returns () if the text is anything else than positive numbers and x."""
     sizes = text.split("x")
     return tuple(map(int, sizes)) if all(size.isdecimal() and int(size) > 0 for size in sizes) else ()
 
@@ -88,9 +88,9 @@ def seconds_of(call: Callable[[], object], device: str) -> float:
 
 
 def burst(calls: list[Callable[[int], object]], warm_up: int = BURST_WARM_UP, timed: int = BURST) -> list[list[float]]:
-    """Times calls(i) on a GPU that was idle: warm_up rounds, then timed rounds without a pause; returns the seconds of each.
+    """Lets the GPU idle, then runs all calls in warm_up and timed rounds without a pause; returns seconds[round][call].
 
-    The CPU runs ahead, as in training, so launch times are not included.
+    The CPU launches ahead of the GPU, as in training, so times do not include launching.
     """
     torch.cuda.synchronize()
     time.sleep(IDLE_SECONDS)
@@ -114,7 +114,7 @@ def progress(done: int | None, total: int) -> None:
 
 
 def rounds(repetitions: int):
-    """-WARM_UP .. repetitions - 1, with a progress line. Negative rounds are warm-up."""
+    """Yields -WARM_UP .. repetitions - 1 and prints progress. Negative rounds are warm-up, and do not count."""
     for i in range(-WARM_UP, repetitions):
         progress(i + WARM_UP, repetitions + WARM_UP)
         yield i
@@ -128,9 +128,10 @@ def interleave(
     warm_up: int = BURST_WARM_UP,
     timed: int = BURST,
 ) -> None:
-    """Runs rounds with each job once, in a new order each time, so that no job always follows the same one. Appends their laps.
+    """Runs each job once per round and appends the seconds of its calls to its list.
 
-    On a GPU, a job's part of a round is a burst of `timed` repetitions.
+    Each round has a random order, so that no job always follows the same one.
+    On a GPU a job's part of a round is a burst of `timed` repetitions.
     """
     rng = random.Random(0)
     if device == "cuda":
@@ -149,7 +150,10 @@ def interleave(
 
 
 def sustain(call: Callable[[int], object], seconds: float, device: str, quick: bool, warm_up: float = 2.0) -> float:
-    """The time of a call during 1 s of calls, after warm_up s: by then a GPU at its power limit has lowered its clocks."""
+    """The mean time of a call in 1 s of calls, after warm_up s of them: by then a GPU at its power limit has lowered its clocks.
+
+    seconds: about how long a call takes.
+    """
     scale = 0.01 if quick else 1.0
     warm, timed = (max(math.ceil(scale * share / seconds), 1) for share in (warm_up, 1.0))
 
@@ -206,7 +210,7 @@ def begin_report(script: str, options: argparse.Namespace) -> dict:
 
 
 def report_text(report: dict) -> str:
-    """JSON with one line per field, and one line per row in lists of rows."""
+    """Formats a report as JSON with a line per field, and in lists of rows a line per row."""
     fields = []
     for name, value in report.items():
         text = json.dumps(value)
@@ -232,7 +236,7 @@ def about(report: dict) -> str:
 
 
 def text_table(lines: list[tuple[str, ...]], left: int) -> str:
-    """A text table; the first `left` columns are left-aligned, and the first line is the head."""
+    """Formats a text table. The first line is the head; the first `left` columns are left-aligned, others right-aligned."""
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = [
         " | ".join(cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths)))

@@ -3,9 +3,9 @@
 
     bench/hf.py [--models mixtral qwen3] [--device cpu|cuda] [--quick] [--only NAME ...] [--out file.json]
 
-Each line runs in a process of its own, so that one that fails or runs out of memory costs no other, and peaks are its own. Writes
-JSON after each line, and prints a table of all last: ms (median), the peak of memory, and the best of eager and compiled of each
-side over the best of transformers in bf16.
+Each line runs in a process of its own, so that a failure or lack of memory affects no other line, and peaks of memory are the
+line's own. Writes JSON after each line, and prints a table of all lines last: ms (median), the peak of memory, and for each side
+the better of eager and compiled over the best of transformers in bf16.
 """
 
 import argparse
@@ -24,7 +24,7 @@ import torch
 
 BATCH, LENGTH, LAYERS = 8, 4096, {"mixtral": 2, "qwen3": 4}
 QUICK = (2, 32)  # batch and length
-# name: experts implementation, recipe of the conversion
+# name of the line: (experts_implementation of transformers, recipe that quantize_ converts to; None: not converted)
 LINES = {
     "grouped_mm": ("grouped_mm", None),
     "sonicmoe": ("sonicmoe", None),
@@ -33,7 +33,7 @@ LINES = {
     "moxie mxfp8": ("moxie", "mxfp8_rceil_128"),
 }
 STOCK = ("grouped_mm",)
-LIMIT_SECONDS = 900  # of one line: Inductor may take minutes
+LIMIT_SECONDS = 900  # for one line of the table: torch.compile may take minutes
 
 
 def config_of(model: str, quick: bool):
@@ -58,7 +58,7 @@ def config_of(model: str, quick: bool):
 
 
 def measure(options: argparse.Namespace) -> dict:
-    """One line: the seconds of each step, and the peak of memory."""
+    """Measures the line that --line names: the seconds of each step, and the peak of memory."""
     from transformers import AutoModelForCausalLM
 
     import moxie
@@ -103,7 +103,7 @@ def measure(options: argparse.Namespace) -> dict:
 
 
 def run_apart(arguments: list[str], line: tuple[str, str, str]) -> dict:
-    """Measures a line in a process of its own."""
+    """Runs this program with --line in a process of its own, and returns what it measured, or its error."""
     command = [sys.executable, __file__, *arguments, "--line", *line]
     start = time.perf_counter()
     try:
@@ -142,7 +142,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=tuple(LAYERS), default=list(LAYERS))
     parser.add_argument("--only", nargs="+", choices=tuple(LINES), default=list(LINES), help="these lines")
     parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
-    parser.add_argument("--line", nargs=3, help=argparse.SUPPRESS)  # in the process of one line
+    parser.add_argument("--line", nargs=3, help=argparse.SUPPRESS)  # model, line, mode: measure only this, in this process
     options = harness.parse_options(parser)
     if options.line:
         try:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures the accuracy of the MoE layer behind its router: the SQNR of y and of all gradients, with h kept as it is and in FP8.
+"""Measures the accuracy of the MoE layer without its router: the SQNR of y and of all gradients, h kept as it is and in FP8.
 
     bench/layer_sqnr.py [--recipes mxfp8_rceil_128] [--seeds 10] [--device cpu|cuda] [--quick] [--out file.json]
 
@@ -26,7 +26,7 @@ SHAPE, QUICK_SHAPE = Shape(1024, 256, 384, 8, 2), Shape(64, 32, 32, 4, 2)
 
 
 def random_inputs(shape: Shape, seed: int, device: str) -> tuple[list[Tensor], Tensor, Tensor]:
-    """x, w13, w2 and routing weights; the ids of experts; dy."""
+    """Returns [x, w13, w2, routing weights], ids of experts and dy, all random."""
     torch.manual_seed(seed)
     normal = lambda *sizes: torch.randn(*sizes, device=device)
     x, dy = normal(shape.tokens, shape.dim), normal(shape.tokens, shape.dim)

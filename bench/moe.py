@@ -29,7 +29,7 @@ NAMED = {
     "dsv3-64": Shape(16384, 7168, 2048, 64, 8),
     "qwen3": Shape(32768, 2048, 768, 128, 8),
 }
-# SonicMoE's time relative to compiled stock torch, measured once on an H200; used if SonicMoE is not installed.
+# The time of SonicMoE over that of compiled stock torch, measured once on an H200: estimates SonicMoE where it is missing.
 SONIC_OF_COMPILED = {"llama4": 1.02, "dsv3-8": 0.96, "dsv3-64": 0.99, "qwen3": 0.85}
 SHAPES = {"cpu": ["4096x512x1024x16x2"], "cuda": list(NAMED)}
 QUICK_SHAPES = {"cpu": ["256x64x128x4x2"], "cuda": ["8192x1024x512x8x2"]}
@@ -42,7 +42,7 @@ MIB = 2**20
 @dataclasses.dataclass
 class Measured:
     line: Line
-    difference: float = 0.0  # of y to stock torch's, relative norm
+    difference: float = 0.0  # |y - stock torch's y| / |stock torch's y|
     saved: int | None = None  # bytes; None on a CPU
     peak: int | None = None
     seconds: list[list[float]] = dataclasses.field(default_factory=list)  # of each repetition: forward, backward
@@ -53,7 +53,7 @@ class Measured:
 
 
 def calls_of(line: Line, x: torch.Tensor, dy: torch.Tensor) -> list[Callable[[int], object]]:
-    """A call of forward, and one of backward on its result. Gradients are new in each step."""
+    """Two functions to time: forward, which first sets gradients to None, and backward on its result."""
     y = None
 
     def forward(_: int) -> None:
@@ -71,10 +71,10 @@ def calls_of(line: Line, x: torch.Tensor, dy: torch.Tensor) -> list[Callable[[in
 
 
 def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: torch.Tensor) -> None:
-    """saved: memory held between forward and backward besides x and y. peak: of a step, besides what was held before it."""
+    """Measures saved, the memory held between forward and backward besides x and y, and peak, the most that a step allocates."""
     forward, backward = calls_of(measured.line, x, dy)
     forward(0)
-    backward(0)  # the first step may allocate permanent memory
+    backward(0)  # the first step may allocate memory that stays, which would count as saved
     for line in lines:
         for leaf in (x, *line.parameters):
             leaf.grad = None
@@ -89,9 +89,9 @@ def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: t
 
 
 def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[dict], dict[str, str], list[dict]]:
-    """Returns rows of the report, the rivals that could not run, and time by kernel."""
+    """Measures all lines of a shape. Returns rows of the report, rivals that could not run (with reasons), time by kernel."""
     if options.device == "cuda":
-        gc.collect()  # frees memory of the previous shape
+        gc.collect()  # returns the memory of the previous shape
         torch.cuda.empty_cache()
     make = {"device": options.device, "dtype": torch.bfloat16}
     weights = random_weights(shape, options.device)
@@ -99,7 +99,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
     results = [Measured(line) for line in lines]
     x, dy = torch.randn(shape.tokens, shape.dim, **make, requires_grad=True), torch.randn(shape.tokens, shape.dim, **make)
     truth = stock_forward(x, weights, shape.top_k).detach().float()
-    for one in results:  # with gradients, because torch would compile a second graph without
+    for one in results:  # not in no_grad mode, for which torch.compile would make another graph
         one.difference = ((one.line.forward(x).detach().float() - truth).norm() / truth.norm()).item()
     del truth
     if options.device == "cuda":
@@ -125,7 +125,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
 
 
 def best_rival(rows: list[dict], shape_name: str) -> dict | None:
-    """The fastest of compiled stock torch and SonicMoE, burst and sustained; eager stock torch if neither was measured."""
+    """Time and name of the fastest of compiled stock torch and SonicMoE, for bursts and sustained; else of eager stock torch."""
     is_compiled = lambda row: row["name"].startswith(COMPILED)
     counted = [row for row in rows if is_compiled(row) or row["name"] == SONIC] or [row for row in rows if row["name"] == STOCK]
     if not counted:
@@ -221,7 +221,7 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 
 
 def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
-    """1k to 256k tokens; or 1 to 256 experts with the total number of rows of base."""
+    """The shapes of --growth: base with 1k to 256k tokens, or with 1 to 256 experts and unchanged tokens * top_k."""
     powers = range(0, 9, 8 if quick else 1)
     if growth == "tokens":
         shapes = [dataclasses.replace(base, tokens=(64 if quick else 1024) << power) for power in powers]
@@ -239,7 +239,7 @@ def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
 
 
 def default_rivals(options: argparse.Namespace) -> list[str]:
-    """Not all rivals: torch.compile takes seconds per shape, and SonicMoE's kernels take seconds per number of experts."""
+    """Which rivals run by default. Growth leaves some out: compiling takes seconds per shape, or per number of experts."""
     if options.quick or options.device == "cpu":
         return ["stock"]
     return {None: ["stock", "compiled", "sonic"], "tokens": ["stock", "sonic"], "experts": ["stock"]}[options.growth]
@@ -271,7 +271,7 @@ def main() -> int:
     for name, shape in shapes:
         try:
             rows, missing, kernels = measure(shape, options, name)
-        except RuntimeError:  # out of memory, or a failed kernel: earlier results are kept
+        except RuntimeError:  # e.g. out of memory: the other shapes still count
             traceback.print_exc()
             rows, missing, kernels, failed = [], {name: "failed"}, [], True
         report["missing"] |= missing

@@ -1,4 +1,4 @@
-"""Time of a step by kernel, for bench/moe.py --kernels."""
+"""Profiles a step and sums its time by kernel, for bench/moe.py --kernels."""
 
 import re
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity
 
 STEPS = 3
-WIDTH = 100  # of a kernel's name in the table
-SMALLEST_SHARE = 0.005  # of a step; kernels below it are combined
+WIDTH = 100  # most characters of a kernel's name in the table
+SMALLEST_SHARE = 0.005  # kernels with a smaller share of the step are one line
 NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|moxie::")
 
 
 def profile(step: Callable[[int], object], device: str) -> list[dict]:
-    """Kernels on a GPU, ops on a CPU, with their launches and seconds in one step; the longest first."""
+    """Launches and seconds per step of each kernel (on a CPU: of each op), the longest first."""
     on_gpu = device == "cuda"
     step(0)
     if on_gpu:
@@ -30,7 +30,7 @@ def profile(step: Callable[[int], object], device: str) -> list[dict]:
             torch.cuda.synchronize()
     rows = []
     for event in profiler.key_averages():
-        # A compiled graph also records its own span on the GPU, which would count its kernels twice.
+        # A compiled graph also has an event for its whole span on the GPU, which would count its kernels twice.
         if event.device_type != (DeviceType.CUDA if on_gpu else DeviceType.CPU) or getattr(event, "is_user_annotation", False):
             continue
         microseconds = event.self_device_time_total if on_gpu else event.self_cpu_time_total

@@ -18,7 +18,7 @@ import moxie.nn
 
 STOCK, COMPILED, SONIC = "stock", "stock compiled", "SonicMoE"
 RIVALS = ("stock", "compiled", "sonic")
-CACHED = ("mxfp8_rceil_128",)  # also timed with cached weights, as in later micro-batches of a step
+CACHED = ("mxfp8_rceil_128",)  # also timed with a weight cache, as in the later micro-batches of an optimizer step
 
 
 @dataclasses.dataclass
@@ -36,7 +36,7 @@ class Shape:
 @dataclasses.dataclass
 class Weights:
     gate: nn.Parameter  # [E, D]
-    w13: nn.Parameter  # [E, 2F, D], the gate above the up projection
+    w13: nn.Parameter  # [E, 2F, D]: F rows of gate, then F rows of up
     w2: nn.Parameter  # [E, D, F]
 
 
@@ -64,18 +64,20 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
 
 # How stock torch moves tokens to rows and back. Which way is fastest depends on the shape and on what torch.compile makes of
 # it, so the compiled layer is measured in each, and the fastest counts.
-#   index_select  gathers both ways; a gradient is an index_add
-#   indexing      the same with x[..]; a gradient is an index_put that accumulates
-#   index_add     adds the weighted rows to the tokens; that gradient is a gather
+#   index_select  gathers rows and gathers them back; the gradient of each gather is an index_add
+#   indexing      gathers with x[..]; the gradient of each is an index_put that accumulates
+#   index_add     gathers rows, and adds weighted rows to their tokens; the gradient of that is a gather
 MOVES = ("index_select", "indexing", "index_add")
 
 
 def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "index_select") -> torch.Tensor:
-    """x [T, D]. No synchronization and no data-dependent sizes, so torch.compile makes one graph of it."""
+    """The MoE layer in stock torch; x is [T, D]. It never waits for the device, and no size depends on data, so torch.compile
+    makes one graph of it.
+    """
     scores = torch.softmax(x @ weights.gate.T, dim=-1, dtype=torch.float32)
     chosen, ids = scores.topk(top_k)
     chosen = (chosen / chosen.sum(-1, keepdim=True)).to(x.dtype)
-    sorted_ids, slot_of = ids.flatten().sort(stable=True)  # R = T * k rows in order of expert
+    sorted_ids, slot_of = ids.flatten().sort(stable=True)  # R = T * k slots, sorted by expert
     experts = torch.arange(weights.gate.shape[0], device=x.device)
     offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
     token_of = slot_of // top_k
@@ -102,7 +104,7 @@ def compiled_line(shape: Shape, weights: Weights, move: str) -> Line:
 
 
 def sonic_line(shape: Shape, weights: Weights) -> Line:
-    """Raises ImportError if SonicMoE is not installed."""
+    """SonicMoE's layer with these weights. Raises ImportError if it is not installed."""
     from sonicmoe import KernelBackendMoE, MoE
     from sonicmoe.enums import ActivationType
 
@@ -118,7 +120,7 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
         )
     layer.to(weights.w13.dtype)
     layer.router.weight, layer.c_proj.weight = weights.gate, weights.w2
-    with torch.no_grad():  # SonicMoE interleaves the rows of gate and up
+    with torch.no_grad():  # in SonicMoE's weights, rows of gate and up alternate
         halves = weights.w13.view(shape.experts, 2, shape.hidden_dim, shape.dim)
         layer.c_fc.weight.copy_(halves.transpose(1, 2).flatten(1, 2))
     forward = lambda x: layer(x, kernel_backend_moe=KernelBackendMoE.sonicmoe)[0]
@@ -136,8 +138,8 @@ def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) ->
 
 
 def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
-    """The lines, and the reason for each rival that cannot run here."""
-    torch._dynamo.reset()  # the graphs of another shape; torch would make the second shape's dynamic
+    """The lines to measure, and for each rival that cannot run here the reason."""
+    torch._dynamo.reset()  # forgets graphs of the previous shape, or torch would compile this one for dynamic sizes
     makers = {
         "stock": {STOCK: lambda: stock_line(shape, weights)},
         "compiled": {f"{COMPILED}, {move}": lambda move=move: compiled_line(shape, weights, move) for move in MOVES},
@@ -150,7 +152,7 @@ def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[st
             x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
             line.forward(x).backward(torch.randn_like(x))  # compiles
             lines.append(line)
-        except Exception as error:  # any error of another project: the others are still measured
+        except Exception as error:  # whatever error a rival raises, the other lines are still measured
             missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         for weight in vars(weights).values():
             weight.grad = None

@@ -1,4 +1,4 @@
-"""The tables and the plot of the MoE layer that bench/publish.py puts into docs/MOE.md."""
+"""Formats the tables and draws the plot of the MoE layer; bench/publish.py puts them into docs/MOE.md."""
 
 import pathlib
 
@@ -7,12 +7,12 @@ from doc_tables import about, median_of, source, table_of
 OURS = "Moxie mxfp8_rceil_128"
 CACHED = f"{OURS}, weight cache"
 PICTURE = "layer-h200.png"
-RESULTS = ("y", "dx", "dw13", "dw2", "dweights")  # of the layer behind its router
+RESULTS = ("y", "dx", "dw13", "dw2", "dweights")  # columns of the SQNR table: results of the layer without its router
 SHAPE = "tokens x dim x hidden x experts x top-k"
 
 
 def by_shape(report: dict) -> dict[tuple[int, ...], dict[str, dict]]:
-    """shape -> name of the line -> row."""
+    """Rows of the report as shape -> name of the line -> row."""
     found: dict[tuple[int, ...], dict[str, dict]] = {}
     for row in report["rows"]:
         found.setdefault(tuple(row["shape"]), {})[row["name"]] = row
@@ -24,7 +24,7 @@ def names_of(report: dict) -> list[str]:
 
 
 def shape_text(lines: dict[str, dict]) -> str:
-    """The shape, and its name if it has one."""
+    """The sizes of the shape, with its name in brackets if it has one."""
     row = next(iter(lines.values()))
     sizes = " x ".join(map(str, row["shape"]))
     return sizes if row["shape_name"] == "x".join(map(str, row["shape"])) else f"{sizes} ({row['shape_name']})"
@@ -46,7 +46,7 @@ def layer_sqnr_table(report: dict) -> str:
 
 
 def layer_table(report: dict) -> str:
-    """Milliseconds per step, and the speed-up over the best rival."""
+    """The table of all lines' milliseconds per step, and of Moxie's speed-up over the best rival."""
     names = names_of(report)
     rows, rivals = [], {}
     for lines in by_shape(report).values():
@@ -77,7 +77,7 @@ def memory_table(report: dict) -> str:
 
 
 def growth_table(report: dict) -> str:
-    """Milliseconds of each line, and the memory that Moxie keeps for backward."""
+    """The table of --growth: milliseconds of each line, and MiB that Moxie keeps for backward."""
     names = names_of(report)
     rows = [
         [shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
@@ -89,7 +89,7 @@ def growth_table(report: dict) -> str:
 
 
 def draw(report: dict, path: pathlib.Path) -> None:
-    """Draws milliseconds per step and MiB saved for backward, a group of bars per shape."""
+    """Draws bars of milliseconds per step and of MiB saved for backward, grouped by shape."""
     import matplotlib
 
     matplotlib.use("Agg")

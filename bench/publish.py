@@ -18,7 +18,7 @@ from doc_tables import about, median_of, source, table_of
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 CPU, GPU = "intel-xeon-processor-2-threads", "nvidia-h200"
-EXCHANGE = "cost-model/exchange.json"  # of no machine
+EXCHANGE = "cost-model/exchange.json"  # computed, not measured: not in the folder of a machine
 PICTURES = ROOT / "docs" / "pictures"
 END = "<!-- /numbers -->"
 
@@ -29,7 +29,7 @@ def is_plain(row: dict) -> bool:
 
 
 def as_read_on_a_gpu(rows: list[dict]) -> list[dict]:
-    """For ops that were timed with several scale layouts, keeps the layout that a GPU reads: swizzled or quads."""
+    """Drops the row with plain scales of an op that was also timed with swizzled scales or quads, which are what GPUs read."""
     known = {(row["op"], row["variant"]) for row in rows}
     return [
         row for row in rows if all((row["op"], f"{row['variant']} {layout}") not in known for layout in ("swizzled", "quads"))
@@ -57,13 +57,13 @@ def ops_table(report: dict) -> str:
     return table_of(copy, ["op", "shape", "ms", "GB/s", "of a copy", "against torchao"], rows, words=2)
 
 
-# Ops on little data, whose rates are not comparable with a copy of 1 GiB.
+# Ops on so little data that their rates cannot be compared with that of a copy of 1 GiB.
 SMALL = ("route", "swizzle_scale", "copy")
 WITHOUT_GROUPS = ("swiglu", "swiglu_backward")
 
 
 def widths_table(report: dict) -> str:
-    """Each op on tokens in percent of a copy, a column for each width."""
+    """The table of ops on tokens: percent of a copy's bandwidth, with a column for each width."""
     rows = [row for row in report["rows"] if len(row["shape"]) == 2 and row["shape"][0] == 131072 and row["op"] not in SMALL]
     widths = list(dict.fromkeys(row["shape"][1] for row in rows))
     found: dict[str, list[str]] = {}
@@ -77,7 +77,7 @@ def widths_table(report: dict) -> str:
 
 
 def weights_table(report: dict) -> str:
-    """The same for ops on weights, without the grid of rules."""
+    """The table of ops on weights: percent of a copy's bandwidth. Rows that compare FLOOR and RCEIL are left out."""
     rows = [row for row in report["rows"] if len(row["shape"]) == 3 and not row["variant"].endswith(("floor", "rceil"))]
     shapes = list(dict.fromkeys(tuple(row["shape"]) for row in rows))
     found: dict[str, list[str]] = {}
@@ -91,7 +91,7 @@ def weights_table(report: dict) -> str:
 
 
 def scales_table(report: dict) -> str:
-    """swizzle_scale compared with a copy of the same bytes."""
+    """The table of swizzle_scale beside a copy of the same bytes."""
     times = {
         (row["op"], row["variant"]): row["seconds"]["median"] for row in report["rows"] if row["op"] in ("swizzle_scale", "copy")
     }
@@ -104,7 +104,7 @@ def scales_table(report: dict) -> str:
 
 
 def groups_table(report: dict) -> str:
-    """Ops with many groups in percent of a copy, and how much slower they are than with few."""
+    """The table of ops with many groups: percent of a copy's bandwidth, and how much slower they are than with few."""
     with_few = json.loads((RESULTS / GPU / "ops.json").read_text())["rows"]
     few = {(row["op"], row["variant"], *row["shape"]): row["of_copy"] for row in with_few}
     rows = as_read_on_a_gpu([row for row in report["rows"] if row["op"] not in (*SMALL, *WITHOUT_GROUPS)])
@@ -139,7 +139,7 @@ def grouped_mm_table(report: dict) -> str:
 
 
 def by_shape(rows: list[dict]) -> dict[tuple[int, ...], dict[str, dict]]:
-    """shape -> name -> row; only the faster line of bf16."""
+    """Rows as shape -> name -> row. Of several rows of one name (bf16 is measured in two ways) only the fastest."""
     found: dict[tuple[int, ...], dict[str, dict]] = {}
     for row in rows:
         lines = found.setdefault(tuple(row["shape"]), {})
@@ -157,7 +157,7 @@ BF16, OURS = "torch bf16", "mxfp8_rceil_128"
 
 
 def headline_table(report: dict) -> str:
-    """Speed-up over bf16 in each configuration."""
+    """The table of forward and backward: Moxie's speed-up over bf16 for each shape."""
     rows = []
     for shape, lines in by_shape(report["rows"]).items():
         ours, cached = lines[OURS], lines[f"{OURS}, w quantized before"]
@@ -183,7 +183,7 @@ def headline(report: dict) -> str:
 
 
 def quoted(name: str) -> str:
-    """Formats a recipe's name as code, and the rest as text."""
+    """Formats the name of a line, such as "mxfp8_rceil_128, w quantized before": the recipe as code, the rest as text."""
     recipe, *more = name.split(", ", 1)
     return ", ".join([f"`{recipe}`", *more])
 
@@ -198,7 +198,7 @@ def recipes_table(report: dict) -> str:
 
 
 def products_table(report: dict) -> str:
-    """TFLOPS of each GEMM, and its share of the dense GEMM in the same run."""
+    """The table of --passes: TFLOPS of each GEMM, and its share of the dense FP8 GEMM's in the same run."""
     shapes: dict[tuple[int, ...], list[str]] = {}
     for row in report["passes"]:
         if row["flops"]:
@@ -263,7 +263,7 @@ def curves_table(report: dict) -> str:
     return "\n".join(lines)
 
 
-# (page, name in its marker, file of the results, table of them)
+# (page, name in the marker there, file of results, function that formats them)
 TABLES = [
     ("docs/PERFORMANCE.md", "cpu", f"{CPU}/ops.json", ops_table),
     ("docs/PERFORMANCE.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
@@ -297,7 +297,7 @@ def with_table(text: str, name: str, table: str) -> str:
 
 
 def pages() -> dict[pathlib.Path, str]:
-    """Every page with its current tables."""
+    """The text of every page, with tables made of the current results."""
     texts = {}
     for page, name, results, table in TABLES:
         path = ROOT / page
@@ -313,7 +313,7 @@ def on_tokens(report: dict, shape: list[int]) -> list[dict]:
 
 
 def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
-    """Draws one plot of these rows, all of one shape."""
+    """Draws a bar of GB/s for each row (all of one shape), and a line at the copy's GB/s."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -347,7 +347,7 @@ def draw(report: dict, rows: list[dict], where: str, name: str) -> None:
 
 
 def draw_grouped(report: dict, name: str) -> None:
-    """Draws the speed-up over bf16, and the GEMMs compared with the dense one."""
+    """Draws the speed-up over bf16, and each GEMM's share of the dense GEMM's TFLOPS."""
     import matplotlib
 
     matplotlib.use("Agg")

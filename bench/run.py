@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures every op: time, GB/s by the bytes of core/cost, and the fraction of a copy's bandwidth in the same run.
+"""Measures every op: time, GB/s over the bytes that core/cost counts, and the share of a copy's bandwidth in the same run.
 
     bench/run.py [--device cpu|cuda] [--shapes 8192x5120 8x2048x2048] [--ops both pad] [--quick] [--out file.json]
 
@@ -22,24 +22,24 @@ import group_sizes
 import moxie
 
 COPY_BYTES = 2**30
-ROTATE_BYTES = 2**28  # an op's buffers rotate over at least this much memory, more than any cache holds
+ROTATE_BYTES = 2**28  # an op's sets of buffers, used in turn, take at least this much memory: more than any cache holds
 BF16, F32 = torch.bfloat16, torch.float32
 
 SHAPES = {
     "cpu": ["8192x5120", "8x2048x2048"],
     "cuda": ["131072x2048", "131072x5120", "131072x7168", "131072x8192", "8x8192x5120", "8x2048x7168"],
 }
-# Additional shapes on a GPU, unless shapes are given: tokens with swizzled scales; padded tokens, by number of groups; weights.
+# Shapes that a GPU measures too unless --shapes is given: for swizzling scales, for padding groups, and for weights.
 SCALES_SHAPE = (131072, 7168)
 PAD_GRID = [((16384, dim), groups) for dim in (1536, 2048, 5120, 7168) for groups in (1, 4, 8, 16)]
 WEIGHT_GRID = [(experts, *matrix) for matrix in ((8192, 5120), (7168, 2048)) for experts in (1, 8, 32)]
-TOP_K, EXPERTS = 8, 64  # for permuted rows
+TOP_K, EXPERTS = 8, 64  # of the rows that are permuted
 QUICK_SHAPES = {"cpu": ["512x1024", "2x256x512"], "cuda": ["8192x5120", "2x2048x5120"]}
 
 
 @dataclasses.dataclass
 class Bench:
-    """One line of the table. Repetition i is calls[i % len(calls)]: the same op on other buffers."""
+    """One line of the table. calls run the op, each on its own set of buffers; repetition i runs calls[i % len(calls)]."""
 
     op: str
     variant: str
@@ -48,7 +48,7 @@ class Bench:
     calls: list[Callable[[], object]]
     num_bytes: float
     peer: Callable[[], object] | None = None  # the same result with torchao
-    parts: int = 1  # parts of a call, each of num_bytes
+    parts: int = 1  # how many times a call runs the op, on num_bytes each
     seconds: list[float] = dataclasses.field(default_factory=list)
     peer_seconds: list[float] = dataclasses.field(default_factory=list)
 
@@ -57,13 +57,13 @@ class Bench:
 
 
 def random_tensor(shape, dtype, device) -> torch.Tensor:
-    """Normal values of varying magnitude; never zeros, which are faster on some machines."""
+    """Normal values, each row scaled by a random power of two; never zeros, which are faster on some machines."""
     x = torch.randn(shape, device=device, dtype=dtype)
     return x.mul_(torch.exp2(torch.randint(-6, 7, (*shape[:-1], 1), device=device).to(dtype)))
 
 
 def like(results):
-    """Outputs for the `out` overload, written once to avoid page faults in the measurement."""
+    """Outputs for the `out` overload. They are written to once, so that no page fault is measured."""
     many = isinstance(results, tuple)
     outputs = tuple(torch.empty_like(t) for t in (results if many else (results,)))
     for t in outputs:
@@ -72,7 +72,7 @@ def like(results):
 
 
 class Torchao:
-    """torchao's reference functions, if it is installed."""
+    """torchao's functions that compute the same results, if torchao is installed."""
 
     def __init__(self):
         try:
@@ -92,7 +92,7 @@ class Torchao:
 
 
 class Plan:
-    """Builds the benches of one shape."""
+    """Makes the benches of one shape."""
 
     def __init__(self, shape: tuple[int, ...], num_groups: int, options: argparse.Namespace, torchao: Torchao):
         self.shape, self.device, self.torchao, self.wanted = shape, options.device, torchao, options.ops
@@ -115,7 +115,9 @@ class Plan:
         return not self.wanted or any(part in f"{op} {variant}" for part in self.wanted)
 
     def add(self, op: str, variant: str, inputs: list[tuple], peer=None, dtype=BF16, cost=None, num_bytes=None, **kwargs) -> None:
-        """inputs[i] is one set of buffers; kwargs go to the op; cost goes to core/cost unless num_bytes is given."""
+        """Adds a bench. inputs: a tuple of arguments per set of buffers; kwargs: the op's other arguments; cost: arguments of
+        core/cost, which counts the bytes unless num_bytes is given.
+        """
         if not self.wants(op, variant):
             return
         function = getattr(moxie, op)
@@ -164,7 +166,7 @@ class Plan:
         blocks = {"rowwise_block": "1x128", "colwise_block": "128x32"}
         self.add("quantize_rowwise", "1x128 bf16", x, cost={"rowwise_block": "1x128"}, block="1x128", **offs)
         self.add("quantize_both", "1x128 + 128x32 bf16", x, cost=blocks, **blocks, **offs)
-        # The blocks and layouts of mxfp8_rceil_128 on Hopper: activations, then gradients.
+        # Blocks and layouts that mxfp8_rceil_128 has on Hopper: 128x32 for x, 128x1 for dy.
         for col in ("128x32", "128x1") if self.device == "cuda" else ():
             layout = {"scale_layout": "quads"}
             both = {"rowwise_block": "1x128", "colwise_block": col, **layout}
@@ -191,7 +193,7 @@ class Plan:
         self.add_layer(x)
 
     def add_readers(self, x: list[tuple]) -> None:
-        """Ops that read swizzled scales or quads; requantize also writes them."""
+        """Adds the ops that read swizzled scales or quads; requantize also writes them."""
         swizzled, quads = {"scale_layout": "swizzled"}, {"scale_layout": "quads"}
         offs = {"offs": self.offs}
         rowwise = [moxie.quantize_rowwise(*x, **swizzled, **offs) for x in x]
@@ -236,7 +238,7 @@ class Plan:
             )
 
     def add_layer(self, x: list[tuple]) -> None:
-        """Ops between the GEMMs of an MoE layer, separate and fused with the quantizer; x are its rows."""
+        """Adds the ops between the GEMMs of an MoE layer, alone and fused with the quantizer. x: the rows of the experts."""
         rows, dim = self.shape
         offs = {"offs": self.offs}
         one = rows * dim * BF16.itemsize  # bytes of [rows, dim]
@@ -249,11 +251,11 @@ class Plan:
         if self.device == "cuda":
             kinds |= {f"1x128 + {col} quads": {"colwise_block": col, **quads} for col in ("128x32", "128x1")}
         for variant, kind in kinds.items():
-            both = self.bytes_of("quantize_both", **kind) - one  # of both forms of [rows, dim]
+            both = self.bytes_of("quantize_both", **kind) - one  # bytes written: both forms of [rows, dim]
             self.add("swiglu_quantize_both", variant, [(wide,)], num_bytes=2 * one + both, **kind, **offs)
             self.add("swiglu_backward_quantize_both", variant, [(*x[0], wide)], num_bytes=3 * one + 2 * both, **kind, **offs)
         tokens = rows // TOP_K
-        if tokens == 0 or self.half_empty:  # experts are drawn at random
+        if tokens == 0 or self.half_empty:  # the experts drawn below are random, so groups cannot be half empty
             return
         ids = torch.rand(tokens, EXPERTS, device=self.device).topk(TOP_K).indices.to(torch.int32)
         ends, slot_of, row_of = moxie.route(ids, EXPERTS)
@@ -288,17 +290,17 @@ class Plan:
         return self.benches
 
     def add_swizzle(self) -> list[Bench]:
-        """Swizzling plain scales, compared with a copy of the same bytes."""
+        """Adds swizzle_scale of plain scales, and a copy of the same bytes to compare it with."""
         x = self.x()[0]
         for form, quantize in (("rowwise", moxie.quantize_rowwise), ("colwise", moxie.quantize_colwise)):
             scale = quantize(x, offs=self.offs)[1]
             offs = self.offs
-            if form == "colwise":  # ends of the groups' scales
+            if form == "colwise":  # ends of the groups in columns of scales
                 sizes = torch.diff(offs, prepend=offs.new_zeros(1))
                 offs = ((sizes + 31) // 32).cumsum(0).to(torch.int32)
             count = math.ceil(ROTATE_BYTES / scale.nbytes)
             scales = [scale.clone() for _ in range(count)]
-            # A call processes all buffers, because one of them takes no longer than its launch.
+            # One op is as short as its launch, so a call runs it on all sets of buffers.
             calls = {
                 "swizzle_scale": lambda scales=scales, offs=offs, form=form: [
                     moxie.swizzle_scale(scale, offs=offs, form=form) for scale in scales
@@ -333,7 +335,7 @@ class Plan:
 
 
 def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
-    """Every repetition measures the copy and then each bench once, so that all see the same machine. Returns the copy's times.
+    """Times the copy and then each bench once per repetition, so that a slow minute affects all. Returns the copy's times.
 
     Each bench is called once before it is timed, on other buffers: otherwise it would pay for writing back what its predecessor
     left in the caches.
@@ -428,7 +430,7 @@ def main() -> int:
         sets += [lambda shape=shape: plan(shape, 0).add_rules() for shape in WEIGHT_GRID]
     report = harness.begin_report("bench/run.py", options) | {"copy": None, "rows": []}
     copies = []
-    for make in sets:  # one shape at a time: the buffers of all shapes together would not fit
+    for make in sets:  # one shape at a time: the buffers of all shapes would not fit into memory together
         benches = make()
         if not benches:
             continue

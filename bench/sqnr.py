@@ -19,7 +19,7 @@ import moxie
 from group_sizes import offs_of, ragged
 from grouped_mm import buffers_of, parse_shape
 
-# Rows and groups of the memory columns; measured on the meta device, which allocates nothing.
+# (rows, groups) of the columns "x kept". They are counted on the meta device, which allocates nothing.
 MEMORY = [(2048, 8), (131072, 8), (131072, 256)]
 MEMORY_SIZES = (1024, 1024)  # n and k
 
@@ -40,7 +40,7 @@ def truth_of(x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor, sizes: list[int
 
 
 def bytes_kept_per_row(recipe: str, rows: int, groups: int) -> float:
-    """Bytes of x per row that autograd keeps, if only w requires a gradient."""
+    """How many bytes per row of x autograd keeps for backward if only w requires a gradient."""
     n, k = MEMORY_SIZES
     x = torch.empty(rows, k, dtype=torch.bfloat16, device="meta")
     w = torch.empty(groups, n, k, dtype=torch.bfloat16, device="meta", requires_grad=True)

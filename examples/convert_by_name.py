@@ -1,4 +1,4 @@
-"""Different recipes for different parameters, a checkpoint that stays plain, and the way back."""
+"""Converts parameters by name, each with its own recipe; saves a checkpoint, whose tensors are plain; converts the model back."""
 
 import io
 
@@ -10,7 +10,7 @@ import moxie
 
 
 class Experts(nn.Module):
-    """3D parameters in the other orientation: [experts, in, out], multiplied as they are."""
+    """Experts whose 3D parameters are [experts, in, out] and are multiplied without a transpose."""
 
     def __init__(self, dim: int = 64, hidden: int = 96, experts: int = 4):
         super().__init__()
@@ -41,7 +41,7 @@ def main() -> None:
     print(report)
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    moxie.refresh_after(model, optimizer)  # for the weight cache
+    moxie.refresh_after(model, optimizer)  # quantizes cached weights again after each step
     x, offs = torch.randn(50, 64, dtype=torch.bfloat16), torch.tensor([7, 7, 30, 50], dtype=torch.int32)
     for _ in range(5):
         loss = model["lm_head"](model["experts"](model["up"](x), offs)).float().square().mean()

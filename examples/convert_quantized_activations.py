@@ -1,4 +1,4 @@
-"""Activations that arrive quantized, as from an all-to-all in FP8, meet experts without a bf16 copy in between."""
+"""Multiplies activations that arrive quantized, as after an all-to-all in FP8, with experts: no bf16 copy is made."""
 
 import torch
 
@@ -13,7 +13,7 @@ def main() -> None:
     w = torch.randn(EXPERTS, N, K, dtype=torch.bfloat16, requires_grad=True)
     offs = torch.tensor([100, 100, 333, ROWS], dtype=torch.int32)
 
-    qdata, scale = moxie.quantize_rowwise(x, block="1x128")  # what comes over the wire
+    qdata, scale = moxie.quantize_rowwise(x, block="1x128")  # stands for what another rank sent
     mx = moxie.MXTensor.from_qdata_and_scales(qdata, scale, torch.bfloat16, block="1x128")
 
     y = moxie.grouped_mm(mx, w, offs)

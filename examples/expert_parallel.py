@@ -26,7 +26,7 @@ else:
 rank, size = dist.get_rank(), dist.get_world_size()
 device = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if dist.get_backend() == "nccl" else "cpu"
 
-torch.manual_seed(0)  # on every rank: then the gate is the same, and the experts are those of one process
+torch.manual_seed(0)  # the same on every rank: gates are then equal, and experts those of a run with one rank
 layer = moxie.nn.MoE(64, 128, num_experts=8, top_k=2, ep_group=dist.group.WORLD, balance="loss", device=device)
 optimizer = torch.optim.AdamW(layer.parameters(), lr=3e-3)
 target = torch.randn(64, 64)
@@ -36,10 +36,10 @@ for step in range(arguments.steps):
     x = torch.randn(arguments.tokens, 64)
     mine = slice(arguments.tokens * rank // size, arguments.tokens * (rank + 1) // size)
     error = layer(x[mine].to(device)) - (x[mine] @ target).to(device)
-    loss = error.square().sum() / arguments.tokens  # losses add up over ranks
+    loss = error.square().sum() / arguments.tokens  # the loss of all tokens is the sum over ranks
     optimizer.zero_grad()
     (loss + layer.loss).backward()
-    dist.all_reduce(layer.router.gate.weight.grad)  # what every rank holds: gradients are summed
+    dist.all_reduce(layer.router.gate.weight.grad)  # every rank holds the gate: sum its gradients
     optimizer.step()
     total = loss.detach()
     dist.all_reduce(total)

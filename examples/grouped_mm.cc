@@ -1,5 +1,6 @@
-// Trains one grouped linear, a matrix per expert, until it does what a hidden one does. Weights are
-// f32 masters; their FP8 forms are quantized once per step and given to the product.
+// Trains one grouped linear (a matrix per expert) to give the results of another whose weights it
+// does not see. Weights are f32; they are quantized once per step, and the product gets their FP8
+// forms.
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
@@ -16,7 +17,7 @@ constexpr double kLearningRate = 0.4;
 constexpr int kSteps = 40;
 constexpr std::string_view kRecipe = "mxfp8_rceil_128";
 
-// Both forms of the weights, which whoever changes the weights refreshes.
+// The weights quantized for forward and for backward. Call refresh() after changing the weights.
 class WeightCache {
  public:
   explicit WeightCache(const at::Tensor& w) {
@@ -43,7 +44,8 @@ int main() {
   at::Tensor w = at::randn({kExperts, kOut, kIn}) / 11.3;
   w.requires_grad_();
   WeightCache cache(w.detach());
-  // Rows as a router left them: an expert without any, and 24 rows at the end for nobody.
+  // Ends of the experts' rows, as a router would give them: the second expert has no rows, and the
+  // last 24 rows belong to none.
   const at::Tensor offs = at::tensor({300, 300, 557, 1000}, at::kInt);
 
   float first = 0, last = 0;
@@ -57,7 +59,8 @@ int main() {
     loss.backward();
     {
       const at::NoGradGuard no_grad;
-      // The gradient of a mean over all rows and outputs, per row of an expert.
+      // The loss is a mean over kOut outputs of the rows of all kExperts. The factor undoes that,
+      // so that the step does not depend on these sizes.
       w.sub_(w.grad(), kLearningRate * kOut * kExperts / 2);
       w.mutable_grad().reset();
       cache.refresh(w.detach());
@@ -66,6 +69,6 @@ int main() {
     if (step == 0) first = last;
     if (step % 5 == 0 || step == kSteps - 1) std::printf("step %2d  loss %.5f\n", step, last);
   }
-  // What is left is the rounding of FP8.
+  // The loss cannot reach 0: FP8 rounds the results.
   return last < first / 100 ? 0 : 1;
 }

@@ -3,13 +3,13 @@
 
     examples/train_layer.py [--steps 40] [--recipe mxfp8_rceil_128] [--device cpu|cuda]
 
-The experts learn what a hidden layer of the same shape does. Rows arrive in ragged groups that change with every step.
+The experts learn to give the results of a second layer of the same shape. Groups of rows are ragged and change with every step.
 """
 
 import argparse
 import os
 
-# Some virtual machines lose the state of AMX tiles, and bf16 products die of SIGILL. Before torch, which reads it once.
+# On some virtual machines bf16 products with AMX die with SIGILL. Set before torch is imported, which reads it once.
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
 
 import torch
@@ -28,7 +28,7 @@ class Experts(torch.nn.Module):
         self.cache13 = self.cache2 = None
 
     def cache_weights(self, optimizer: torch.optim.Optimizer) -> None:
-        """From now on w13 and w2 are quantized once per step of the optimizer."""
+        """After this call w13 and w2 are quantized once per step of the optimizer, not in every forward."""
         if self.recipe == "bf16":  # nothing to quantize
             return
         self.cache13 = moxie.WeightCache(self.w13, recipe=self.recipe)

@@ -1,4 +1,4 @@
-"""Trains a small MoE model with FSDP2 over tensor parallelism, saves it, and goes on from the checkpoint.
+"""Trains a small MoE model with FSDP2 and tensor parallelism; half way it saves a checkpoint and continues from it.
 
 On CPUs, with four processes in a 2 x 2 mesh:
 
@@ -72,7 +72,7 @@ def main() -> None:
     model = build(mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for step in range(options.steps):
-        if step == options.steps // 2:  # a new process would begin here
+        if step == options.steps // 2:  # as if the run had ended and a new process resumed it
             checkpoint.save(folder[0], step, model, optimizer)
             model = build(mesh)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

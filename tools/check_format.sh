@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks that C++ and CUDA sources are formatted as .clang-format says; --fix formats them.
+# Checks that C++ and CUDA sources are formatted as .clang-format says. With --fix it formats them.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

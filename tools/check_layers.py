@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks rules that a compiler does not: which layer includes which, and the limits of every source file.
+"""Checks rules that a compiler does not: which folders may include which, and limits of every source file.
 
     moxie/core     includes neither torch nor, outside of MOXIE_CUDA, CUDA;
                    base <- format <- ptx, layout <- simd, tile <- the ops;
@@ -8,8 +8,8 @@
                    code below the dispatcher (ops, plan, gemm) does not call ops through it
     both           no cycles between rooms, direct or indirect: a room is a folder, or a header
                    and source of the same name
-    moxie/cli      the same, and nothing of simd, ptx or tile
-    python         holds no C++
+    moxie/cli      includes core's contracts, and nothing of simd, ptx or tile
+    python         holds no C++ sources
 Everywhere: includes from the repository's root, asm only in moxie/core/ptx, no std::regex, ASCII,
 at most 600 lines.
 """
@@ -26,7 +26,7 @@ SOURCES = CPP | {".py", ".sh", ".cmake", ".txt", ".md", ".toml", ".json", ".yml"
 
 TORCH = re.compile(r"(torch|ATen|c10|caffe2|pybind11)/|Python\.h")
 CUDA = re.compile(r"cuda|cooperative_groups|(cub|thrust|cutlass|cute|nv)/|cublas|curand|nvtx|mma")
-# What each of core's lower folders may include of core, besides itself.
+# The folders of moxie/core below the ops, and which other folders of it each may include.
 CORE_BELOW = {
     "base": set(),
     "format": {"base"},
@@ -36,7 +36,7 @@ CORE_BELOW = {
     "tile": {"base", "format", "layout", "ptx"},
 }
 
-# The headers that call ops through the dispatcher, and the rooms of moxie/torch below it.
+# Headers for calling ops through torch's dispatcher, and the folders of moxie/torch that it calls, which must not use them.
 DISPATCHER = ("moxie/torch/ops.h", "moxie/torch/dispatch.h")
 BELOW_DISPATCHER = ("ops", "plan", "gemm")
 
@@ -76,7 +76,7 @@ def includes(text: str):
 
 
 def check_include(path: pathlib.PurePosixPath, quote: str, name: str, on_cpu: bool) -> str | None:
-    """The rule that this include breaks, if any."""
+    """The rule that an include of `name` in `path` breaks, if any."""
     folder = path.parent.as_posix()
     if quote == '"' and not name.startswith(("moxie/", "tests/")):
         return "includes of our own start at the repository's root: moxie/... or tests/..."
@@ -131,7 +131,7 @@ def check(path: pathlib.PurePosixPath):
 
 
 def room_of(name: str) -> str | None:
-    """moxie/core/gemm for moxie/core/gemm/gemm_kernel.cuh, moxie/torch/recipe.h for moxie/torch/recipe.cc."""
+    """The room of a file: moxie/core/gemm for moxie/core/gemm/gemm_kernel.cuh, moxie/torch/recipe.h for moxie/torch/recipe.cc."""
     parts = name.split("/")
     if parts[:2] not in (["moxie", "core"], ["moxie", "torch"]) or len(parts) < 3:
         return None
@@ -140,7 +140,7 @@ def room_of(name: str) -> str | None:
 
 def cycles(checked: list[pathlib.PurePosixPath]):
     """Yields (path, line number, broken rule) for each include that closes a cycle of rooms."""
-    edges: dict[str, dict[str, tuple]] = {}  # room -> room that it includes -> where
+    edges: dict[str, dict[str, tuple]] = {}  # room -> room that it includes -> where it does
     for path in checked:
         room = room_of(path.as_posix())
         if path.suffix not in CPP or room is None:
@@ -151,7 +151,7 @@ def cycles(checked: list[pathlib.PurePosixPath]):
                 edges.setdefault(room, {}).setdefault(other, (path, number, name))
 
     def reaches(start: str, goal: str) -> list[str]:
-        """The rooms on a path from start to goal; empty if there is none."""
+        """The rooms on the shortest path of includes from start to goal; empty if there is none."""
         ways, seen = [[start]], {start}
         for way in ways:
             if way[-1] == goal:

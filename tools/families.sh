@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes an environment for each transformers that Moxie is tested with, beside the torch of BUILD/python, and runs the tests of
-# every family there: what is left alone, and that each product of experts is Moxie's.
+# Tests moxie.hf with several versions of transformers. Each gets an environment that shares the torch of BUILD/python. The tests
+# convert a model of every family: what is left alone, and that Moxie computes each product of experts.
 #
 #   tools/families.sh [VERSION ...]     (default: 4.57.6 5.17.0 5.22.2)
 #
-# BUILD  folder of builds (default: build); the environments are BUILD/transformers-VERSION
+# BUILD  folder of the builds (default: build); the environment of a version is BUILD/transformers-VERSION
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -21,7 +21,8 @@ for version in "${versions[@]}"; do
   env=$BUILD/transformers-$version
   if [[ ! -e $env/.done ]]; then
     "$python" -m venv --clear "$env"
-    # The packages of ours are seen after its own, so that torch and pytest are shared and transformers is not.
+    # ours.pth adds the packages of BUILD/python after the environment's own: torch and pytest come from there, transformers does
+    # not.
     echo "$site" >"$("$env/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ours.pth"
     # shellcheck disable=SC2086
     "$env/bin/python" -m pip install -q --disable-pip-version-check $PIP_ARGS \

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the compiled code of the Hopper GEMM: spills, and instructions of each step.
+"""Prints facts about the compiled Hopper GEMM: spilled registers, instructions of each step, conflicts of register banks.
 
     tools/gemm_sass.py build/cuda/moxie/core/libmoxie_core.a
 
@@ -17,11 +17,11 @@ import sys
 
 PRODUCT = range(24, 88)  # the registers that wgmma writes in these kernels
 FMA = re.compile(r"FFMA R\d+, R(\d+)(?:\.reuse)?, R(\d+)(?:\.reuse)?, R(\d+)")
-SUMS = 64  # per thread
+SUMS = 64  # f32 sums per thread, so FMAs per step
 
 
 def kernels(path: pathlib.Path) -> dict[str, list[str]]:
-    """The instructions of each GEMM kernel, by its demangled template arguments."""
+    """The instructions of each GEMM kernel, by a name made of its template arguments, such as "grouped_mm 192 rows bf16"."""
     text = subprocess.run(["cuobjdump", "-sass", path], check=True, capture_output=True, text=True).stdout
     found = {}
     for function in re.split(r"\n\s+Function : ", text)[1:]:
@@ -35,7 +35,7 @@ def kernels(path: pathlib.Path) -> dict[str, list[str]]:
 
 
 def steps(instructions: list[str]) -> list[tuple[int, int]]:
-    """For each step: its instructions, and how many of its FMAs have product and sum in registers of the same parity."""
+    """For each step the number of its instructions, and of its FMAs whose product and sum are in registers of the same parity."""
     products = [i for i, text in enumerate(instructions) if "QGMMA" in text]
     found = []
     for before, last in zip(products[3::4], products[7::4]):

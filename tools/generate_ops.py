@@ -13,7 +13,7 @@ import pathlib
 import re
 import sys
 
-TYPES = {  # of an argument: as a parameter, and as a field
+TYPES = {  # type in a schema -> (C++ type of a parameter, C++ type of a field of <Op>Options)
     "Tensor": ("const at::Tensor&", "at::Tensor"),
     "Tensor?": ("const std::optional<at::Tensor>&", "std::optional<at::Tensor>"),
     "Tensor[]?": ("const std::optional<at::ArrayRef<at::Tensor>>&", "std::optional<at::ArrayRef<at::Tensor>>"),
@@ -27,7 +27,7 @@ TYPES = {  # of an argument: as a parameter, and as a field
     "ScalarType?": ("std::optional<at::ScalarType>", "std::optional<at::ScalarType>"),
 }
 RESULTS = {"()": "void", "Tensor": "at::Tensor", "Tensor[]": "std::vector<at::Tensor>"}
-MOST_DEFAULTS = 2  # more become a struct, so that a call names what it changes
+MOST_DEFAULTS = 2  # with more, defaults become fields of a struct, so that a call names those that it sets
 SCHEMA = re.compile(r"(?P<op>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P<result>.+)")
 
 
@@ -99,14 +99,14 @@ class Op:
 
 
 def ops_of(source: str) -> list[Op]:
-    """The calls def("..." "...") and differentiable("..."), each with the comment right above it."""
+    """Reads the ops from the source of schema.cc: its calls of def() and differentiable(), each with the comment above it."""
     call = re.compile(
         r'(?P<comment>(?:^  //[^\n]*\n)*)^  (?:def|differentiable)\(\s*(?P<text>"(?:[^"\\]|\\.|"\s*")*")\s*\);', re.MULTILINE
     )
     ops = []
     for match in call.finditer(source):
         schema = re.sub(r'"\s*"', "", match["text"]).strip('"')
-        if "(Tensor" in schema:  # the others are queries of tests and Python
+        if "(Tensor" in schema:  # ops without tensors are queries that only tests and Python call
             op = Op(schema, re.sub(r"^  ", "", match["comment"], flags=re.MULTILINE))
             op.share_options_with(ops)
             ops.append(op)
@@ -152,7 +152,7 @@ def write(path: pathlib.Path, opening: str, parts: dict[bool, list[str]]) -> Non
         + "\n".join(parts[True])
         + "\n}  // namespace packed\n}  // namespace moxie::ops\n"
     )
-    if not path.exists() or path.read_text() != text:  # an unchanged file is not rewritten, to avoid a rebuild
+    if not path.exists() or path.read_text() != text:  # writing an unchanged file would cause a rebuild
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Gets a machine ready to build and test Moxie: says what is missing, then installs it. Where
-# nothing is missing it changes nothing and needs no network. The interpreter it settles on is
-# written to BUILD/python.
+# Prepares a machine for building and testing Moxie: prints what is missing, then installs it. If
+# nothing is missing it changes nothing and needs no network. Writes the path of the interpreter that
+# builds use to BUILD/python.
 #
 #   tools/setup.sh [--with-linters]
 #
@@ -11,19 +11,19 @@
 # PYTHON    interpreter to use, or to make VENV with (default: python3)
 # TORCH     what to install when there is no torch that is new enough (default: torch==2.13.0); may
 #           carry pip options of its own
-# VENV      virtual environment (default: .venv); one that is named is used whatever PYTHON has
-# BUILD     folder of what is built for that environment (default: build)
-# PIP_ARGS  options of every pip install
+# VENV      virtual environment (default: .venv); if it is given, it is used even if PYTHON has torch
+# BUILD     folder for builds with that environment (default: build)
+# PIP_ARGS  options that are passed to every pip install
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 : "${PYTHON:=python3}" "${PIP_ARGS:=}" "${VENV:=.venv}" "${BUILD:=build}"
 named_torch=${TORCH:-}
 : "${TORCH:=torch==2.13.0}"
-torchao=torchao==0.18.0       # the tests' oracle; those that need it skip without it
-# What the tests of moxie.hf train with; they skip without it. Exact: models differ between versions.
+torchao=torchao==0.18.0       # tests compare with it, and skip without it
+# Tests of moxie.hf need these, and skip without them. Exact versions, because models differ.
 hugging_face="transformers==5.22.2 peft==0.21.2 accelerate==1.15.0"
-linters=(ruff==0.17.5 mypy==2.4.1)  # exact: another version formats, and complains, otherwise
+linters=(ruff==0.17.5 mypy==2.4.1)  # exact: another version formats and warns differently
 venv=$(realpath -ms "$VENV")
 unfinished=$venv/.unfinished  # is there while packages are being installed
 no_torchao=$venv/.no-torchao  # installing it failed once: not tried again
@@ -34,7 +34,7 @@ with_linters=no
 say() { printf 'setup: %s\n' "$*"; }
 die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
 
-# ---- what the system lacks: found by use, not by package name ----------------------------------
+# ---- what the system lacks: each is tried, whatever package it may come from -------------------
 
 compiler() { "${CXX:-c++}" -std=c++20 -x c++ "$@"; }
 
@@ -69,7 +69,7 @@ has_python_headers() {
 sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))'
 }
 
-# Debian's and Ubuntu's packages for what is missing, one per line.
+# Prints the Debian and Ubuntu packages that provide what is missing, one per line.
 missing_packages() {
   has_compiler || echo g++
   command -v make >/dev/null || echo make
@@ -85,7 +85,7 @@ missing_packages() {
   if [[ $plan == create ]] && ! "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; then
     echo python3-venv
   fi
-  # torch.compile needs Python's headers; an interpreter that is not the system's brings its own.
+  # torch.compile needs Python's headers. Only the system's Python may lack them.
   base=$(readlink -f "${base:-/usr/bin/python3}")
   if [[ $base == /usr/bin/python3* ]] && ! has_python_headers "$base" 2>/dev/null; then
     echo python3-dev
@@ -123,8 +123,9 @@ newest=$(sed -n 's/^NEWEST = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 is_at_most() { [[ $(printf '%s\n' "$1" "$2" | sort -V | head -1) == "$1" ]]; }
 minor() { cut -d. -f1,2 <<<"$1"; }
 
-# Prints the interpreter's prefix, then its torch or "none" (none, or one that is too old), then each
-# package that is not installed. Reads metadata only: importing torch takes seconds.
+# Prints three things about interpreter $1: its prefix; its version of torch, or "none" if it has
+# none or too old a one; and each package that it lacks. Reads metadata only: importing torch takes
+# seconds.
 probe() {
   env -u PYTHONPATH "$1" - "$oldest" 2>/dev/null <<'PY' || true
 import sys
@@ -147,9 +148,9 @@ torch_of() { sed -n 2p <<<"$1"; }
 has_torch() { [[ $(torch_of "$1") =~ ^[0-9] ]]; }
 lacks() { sed 1,2d <<<"$1" | grep -qx "$2"; }
 
-# plan: use       the user's own Python, which has torch
-#       complete  VENV is there; install what it lacks
-#       create    make VENV
+# $plan is one of: use       take PYTHON, which has torch
+#                  complete  VENV exists; install what it lacks
+#                  create    make VENV and install everything
 python=$PYTHON
 wanted=(numpy pytest)
 state=$(probe "$python")
@@ -179,7 +180,8 @@ pip_packages=()
 for name in "${wanted[@]}"; do
   if lacks "$state" "$name"; then pip_packages+=("$name"); fi
 done
-# Into our own environment only: a user's stays as it is where that merely skips tests.
+# These go into our own environment only: a user's Python is not changed for tests that can be
+# skipped.
 if [[ $plan == use || -e $no_torchao ]] || ! lacks "$state" torchao; then torchao=; fi
 if [[ $plan == use || -e $no_hugging_face ]] ||
   ! { lacks "$state" transformers || lacks "$state" peft || lacks "$state" accelerate; }; then
@@ -238,7 +240,7 @@ if [[ -n $torchao ]] && ! pip_install --no-deps "$torchao"; then
   touch "$no_torchao"
 fi
 if [[ -n $hugging_face ]]; then
-  # They need torch and would bring another: it stays as it is.
+  # These packages depend on torch. The constraint keeps pip from installing another one.
   torch_here=$(torch_of "$(probe "$python")")
   # shellcheck disable=SC2086
   if ! pip_install -c <(echo "torch==$torch_here") $hugging_face; then

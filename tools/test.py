@@ -59,7 +59,7 @@ def read_gtest(path: pathlib.Path, output: str) -> Result:
                 result.skipped += 1
             elif case.get("status") == "RUN":
                 result.passed += 1
-    # The reasons are not in the report but in the output: "<file>:<line>: Skipped\n<reason>".
+    # GoogleTest's report lacks the reasons of skipped tests; its output has them: "<file>:<line>: Skipped\n<reason>".
     result.reasons.update(re.findall(r": Skipped\n(.+)", output))
     return result
 
@@ -107,15 +107,15 @@ class Finished:
     suite: Suite
     result: Result
     seconds: float
-    output: str  # of the suite if anything failed, else nothing
+    output: str  # what the suite printed, if anything in it failed; else empty
 
 
 def run(suite: Suite, env: dict[str, str]) -> Finished:
     start = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder) / "report"
-        # torch.compile keeps graphs by the ops that were called, whatever a library made of them: those of another build would
-        # be taken for this one's.
+        # Inductor's cache knows graphs by the ops in them, not by the library that implements the ops. A shared cache could
+        # return a graph that was compiled with another build.
         env = {**env, "TORCHINDUCTOR_CACHE_DIR": str(pathlib.Path(folder) / "inductor")}
         command = [word.replace("{report}", str(report)) for word in suite.command]
         try:
@@ -136,7 +136,7 @@ def run(suite: Suite, env: dict[str, str]) -> Finished:
         try:
             result = suite.read_report(report, output)
         except (OSError, ValueError, KeyError, ElementTree.ParseError):
-            # It died before it could report: what it said until then counts, and one failure more.
+            # The suite died before it wrote a report: count the results that it printed, and one more failure.
             passed = re.findall(r"^\[       OK \]", output, re.MULTILINE)
             failed = re.findall(r"^\[  FAILED  \].*ms\)$", output, re.MULTILINE)
             result = Result(passed=len(passed), failed=len(failed) + 1)
@@ -159,7 +159,7 @@ def main() -> int:
     # oneDNN's AMX kernels die with SIGILL in virtual machines that lose tile state at a context switch.
     env.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16")
     if options.jobs > 1:
-        # Threads that spin while they wait would take the cores of the other suites.
+        # OpenMP threads that wait by spinning would take cores from the other suites.
         env.setdefault("OMP_WAIT_POLICY", "passive")
     suites = cpp_suites(options.build) + python_suites(library)
     total = Result()

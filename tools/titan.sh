@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Tests moxie.torchtitan: for each version of TorchTitan, makes an environment that shares the torch of
-# the build's Python, installs TorchTitan into it, and runs its tests.
+# Tests moxie.torchtitan. For each version of TorchTitan it makes an environment that shares the torch
+# of the build's Python, installs TorchTitan there, and runs moxie's tests for it.
 #
-#   tools/titan.sh PYTHON LIBRARY FOLDER      FOLDER gets the environments, titan-<version>
+#   tools/titan.sh PYTHON LIBRARY FOLDER      environments are FOLDER/titan-<version>
 #
-# PIP_ARGS  options of every pip install
+# PIP_ARGS  options that are passed to every pip install
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,7 +20,8 @@ for version in 0.3.0 0.2.2; do
     "$python" -m venv --clear --without-pip "$venv"
     "$venv/bin/python" -c 'import sys, sysconfig
 open(sysconfig.get_path("purelib") + "/shared.pth", "w").write(sys.argv[1] + "\n")' "$shared"
-    # TorchTitan names no torch, but what it needs does. TorchTitan imports triton, which a torch for CPUs does not bring.
+    # TorchTitan's dependencies require torch: the constraint keeps the shared one. TorchTitan imports triton, which a torch for
+    # CPUs does not install.
     printf 'torch==%s\n' "$torch" >"$venv/constraints"
     # shellcheck disable=SC2086
     "$venv/bin/python" -m pip install -q --disable-pip-version-check $PIP_ARGS -c "$venv/constraints" \

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Builds a wheel for a named torch: `make wheel TORCH=torch==2.13.0 PYTHON=python3.11`. A wheel serves
-# every Python, and the minor version of torch that it was built with; so it lands in
-# dist/torch-<version>. Prints each file as it is compiled, and the wheel's path at the end.
+# Builds a wheel for a named torch: `make wheel TORCH=torch==2.13.0 PYTHON=python3.11`. The wheel works
+# with every Python, but only with the minor version of torch that it was built with, so it is put
+# into dist/torch-<version>. Prints each file as it is compiled, and the wheel's path at the end.
 #
-# PYTHON    interpreter whose torch, or an environment made with it, is built against (default: python3)
-# TORCH     what pip installs (default: torch==2.13.0); may carry pip options of its own
-# PIP_ARGS  options of every pip install
-# CMAKE_ARGS  options of the configuration, such as -DMOXIE_CUDA=ON
+# PYTHON    interpreter that makes the environment for the build (default: python3)
+# TORCH     the torch that pip installs there (default: torch==2.13.0), and pip options if needed
+# PIP_ARGS  options that are passed to every pip install
+# CMAKE_ARGS  options of CMake, such as -DMOXIE_CUDA=ON
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 : "${PYTHON:=python3}" "${TORCH:=torch==2.13.0}" "${PIP_ARGS:=}" "${CMAKE_ARGS:=}"
