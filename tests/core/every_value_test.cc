@@ -26,7 +26,7 @@ INSTANTIATE_TEST_SUITE_P(, Conversion, ::testing::ValuesIn(backends_here()),
 
 // The diagonal of each 32 x 32 square holds the largest float below 512, so the floor rule gives
 // every block, rowwise and colwise, the scale 1: elements are encoded unscaled, and those above 448
-// saturate.
+// saturate. Elements of 512 times the scale or more do not occur in any block.
 TEST_P(Conversion, EncodesEveryFloatAsTheFormatSays) {
   constexpr int64_t kSide = 2048;
   constexpr uint32_t kEnd = 0x44000000, kLast = kEnd - 1;  // 512 and the float before it
