@@ -18,7 +18,7 @@
 namespace moxie::testing {
 namespace {
 
-// More groups than a CTA has threads; only group 200 has rows.
+// Ends of 300 groups, more than a CTA has threads; only group 200 has rows.
 std::vector<int32_t> one_of_300() {
   std::vector<int32_t> offs(300, 60);
   std::fill_n(offs.begin(), 200, 0);

@@ -1,5 +1,5 @@
-// select on every backend here: ids and counts equal those of ref; weights and gradients are equal
-// or adjacent f32 values (the exponential differs between machines).
+// Compares select on every backend of this machine with ref: ids and counts must be equal; weights
+// and gradients equal or adjacent f32 values, because backends compute the exponential differently.
 #include "moxie/core/select/select.h"
 
 #include <gtest/gtest.h>
