@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains every mixture-of-experts family of the installed transformers, tiny, and writes the table of docs/HUGGING_FACE.md.
+"""Trains a tiny model of every mixture-of-experts family of transformers, and writes the table of docs/HUGGING_FACE.md.
 
     bench/families.py [--families mixtral ...] [--steps 40] [--seeds 3] [--slowest 0.5] [--print]
 

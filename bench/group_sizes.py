@@ -37,14 +37,14 @@ def zipf(rows: int, groups: int) -> list[int]:
 
 
 def random_ends(rows: int, groups: int) -> list[int]:
-    """Every group ends at a random row; the sum of sizes is rows."""
+    """Sizes of groups that end at random rows; their sum is rows."""
     rng = random.Random(rows * groups)
     ends = [*sorted(rng.randint(0, rows) for _ in range(groups - 1)), rows]
     return [end - begin for begin, end in zip([0, *ends], ends)]
 
 
 def half_empty(rows: int, groups: int) -> list[int]:
-    """Half of the groups are empty; the sizes of the others decrease as 1 / n, and their sum is rows."""
+    """Sizes of which half are 0 and the others decrease as 1 / n, in random order; their sum is rows."""
     full = groups - groups // 2
     shares = [1 / (i + 1) for i in range(full)]
     sizes = [int(rows * share / sum(shares)) for share in shares] + [0] * (groups - full)
@@ -54,7 +54,7 @@ def half_empty(rows: int, groups: int) -> list[int]:
 
 
 def aligned(sizes: list[int], alignment: int) -> list[int]:
-    """Rounds each size to the alignment and adds the difference to the largest; a remainder below the alignment is dropped."""
+    """Rounds each size to a multiple of the alignment, and changes the largest so that the sum stays (rounded down)."""
     rounded = [max(round(size / alignment), size > 0) * alignment for size in sizes]
     rounded[sizes.index(max(sizes))] += sum(sizes) // alignment * alignment - sum(rounded)
     return rounded

@@ -221,7 +221,7 @@ def report_text(report: dict) -> str:
 
 
 def write_report(report: dict, options: argparse.Namespace, name: str) -> None:
-    """Writes the report to --out, or bench/results/<device>/<name>.json."""
+    """Writes the report to the file of --out, by default bench/results/<device>/<name>.json."""
     path = options.out or RESULTS / slug(report["machine"], options.device) / (
         f"quick_{name}.json" if options.quick else f"{name}.json"
     )

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measures stock models of transformers, forward + backward: its own experts beside Moxie's, eager and compiled.
+"""Measures stock models of transformers, forward + backward: with its own experts and with Moxie's, eager and compiled.
 
     bench/hf.py [--models mixtral qwen3] [--device cpu|cuda] [--quick] [--only NAME ...] [--out file.json]
 

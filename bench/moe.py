@@ -33,7 +33,7 @@ NAMED = {
 SONIC_OF_COMPILED = {"llama4": 1.02, "dsv3-8": 0.96, "dsv3-64": 0.99, "qwen3": 0.85}
 SHAPES = {"cpu": ["4096x512x1024x16x2"], "cuda": list(NAMED)}
 QUICK_SHAPES = {"cpu": ["256x64x128x4x2"], "cuda": ["8192x1024x512x8x2"]}
-# On a GPU: a pause, one warm-up step, and few timed steps, so that the host runs ahead and clocks stay high.
+# Steps of a burst on a GPU, after a pause. They are few, so that the host runs ahead of the GPU and its clocks stay high.
 BURST_WARM_UP, BURST = 1, 4
 SUSTAINED_WARM_UP = 0.25  # seconds
 MIB = 2**20
@@ -82,7 +82,7 @@ def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: t
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
     forward(0)
-    measured.saved = torch.cuda.memory_allocated() - before - dy.nbytes  # y is as large as dy
+    measured.saved = torch.cuda.memory_allocated() - before - dy.nbytes  # without y, which is as large as dy
     backward(0)
     torch.cuda.synchronize()
     measured.peak = torch.cuda.max_memory_allocated() - before

@@ -59,7 +59,7 @@ def files() -> list[pathlib.PurePosixPath]:
 
 def includes(text: str):
     """Yields (line number, quote, included file, whether a CPU build sees it)."""
-    cuda_only = []  # for each open #if: whether it holds only with CUDA
+    cuda_only = []  # for each #if around this line: whether its condition is true with CUDA only
     for number, line in enumerate(text.splitlines(), 1):
         if match := CONDITIONAL.match(line):
             word, condition = match.groups()

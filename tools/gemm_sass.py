@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 
-PRODUCT = range(24, 88)  # the registers that wgmma writes in these kernels
+PRODUCT = range(24, 88)  # numbers of the registers that wgmma writes in these kernels
 FMA = re.compile(r"FFMA R\d+, R(\d+)(?:\.reuse)?, R(\d+)(?:\.reuse)?, R(\d+)")
 SUMS = 64  # f32 sums per thread, so FMAs per step
 

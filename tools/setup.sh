@@ -116,7 +116,7 @@ install_packages() {
     die "apt-get failed; install these and run again: $*"
 }
 
-# ---- which Python, and what it lacks -----------------------------------------------------------
+# ---- which Python to use, and which packages it lacks ------------------------------------------
 
 oldest=$(sed -n 's/^OLDEST = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)
 newest=$(sed -n 's/^NEWEST = "\(.*\)".*/\1/p' python/moxie/_torch_versions.py)

@@ -74,7 +74,7 @@ TEST(Fuzz, CpuEqualsTheReferenceByteForByteOnEveryInstructionSet) {
       for (uint64_t number; (number = next++) < first + cases;) {
         const Case c = make_case(number);
         const auto expected = c.run(kReference);
-        // Backends alternate; every third case runs on several threads.
+        // Cases take the backends in turn. Every third case of a backend runs on several threads.
         const auto& backend = backends[number % backends.size()];
         Exec exec = backend.exec;
         if (number / backends.size() % 3 == 0) exec.parallel = &threads;
@@ -98,7 +98,7 @@ TEST(Fuzz, CudaEqualsTheReferenceByteForByte) {
   Tally tally;
   std::vector<std::thread> workers;
   std::atomic<uint64_t> next{first};
-  // The reference takes most of the time, so several cases run in parallel.
+  // Several threads run cases at once, because the reference on the CPU takes most of the time.
   for (unsigned w = 0; w < std::max(1u, std::thread::hardware_concurrency()); ++w)
     workers.emplace_back([&] {
       for (uint64_t number; (number = next++) < first + cases;) {

@@ -88,7 +88,7 @@ struct Case {
   std::vector<int32_t> offs;
   Codes codes = Codes::kCalm;
   Format out = Format::kBf16;
-  int bias = 0;  // 0: none; 1: [N]; 2: [G, N]
+  int bias = 0;  // 0: no bias; 1: bias [N]; 2: bias [G, N]
   Format bias_format = Format::kBf16;
   Sum sum = Sum::kOverwrite;
   Padding padding = Padding::kZeros;

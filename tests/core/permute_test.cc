@@ -1,5 +1,5 @@
-// The contracts of permute and unpermute. fuzz_test compares the backends; permute_quantize is in
-// fused_test.
+// The contracts of permute and unpermute. fuzz_test compares their backends; fused_test tests
+// permute_quantize.
 #include "moxie/core/permute/permute.h"
 
 #include <gtest/gtest.h>

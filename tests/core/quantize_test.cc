@@ -178,7 +178,7 @@ TEST_P(OnEveryBackend, MakesTheSecondFormOfASquareBlockTheTransposeOfTheFirst) {
 
 TEST_P(OnEveryBackend, NeverLetsRowsOutsideAGroupChangeIt) {
   const Shape shape{256, 96};
-  const std::vector<int32_t> offs{0, 33, 33, 161, 200};  // 56 rows belong to no group
+  const std::vector<int32_t> offs{0, 33, 33, 161, 200};  // rows 200 to 255 are in no group
   auto x = gaussian(numel(shape));
   const auto before = run(exec(), x, shape, offs, k1x32, k128x32);
   for (int64_t i = 200 * 96; i < numel(shape); ++i) x[i] = {0x7fc0};  // NaN past the last end

@@ -1,4 +1,4 @@
-// The schedules of the GEMM, run on a CPU with one warp per CTA: together, the pairs of CTAs must
+// Runs the schedules of the GEMM on a CPU, with one warp per CTA. Together, the pairs of CTAs must
 // take every tile exactly once, for any offs and any number of pairs.
 #include "tests/support/cta_on_host.h"
 // Must come after cta_on_host.h.

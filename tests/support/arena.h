@@ -1,5 +1,5 @@
-// Memory for one run of an op on one backend: inputs copied in, outputs poisoned and fenced,
-// results copied out. The same test code then serves every backend.
+// Arena: memory for one run of an op on one backend. It copies inputs in and results out, fills
+// outputs with poison and surrounds them with fences, so the same test code serves every backend.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -37,7 +37,7 @@ struct Problem {
   }
 };
 
-// One case in sixteen is large: over 64k elements, so more than one tile of any kernel. One in
+// About 6 % of the cases are large: over 64k elements, so more than one tile of any kernel. One in
 // 2,000 is huge: its results are over 16 MiB, so the cpu backend uses streaming stores.
 Shape random_shape(Random& random, bool weights) {
   if (random.below(2000) == 0) {

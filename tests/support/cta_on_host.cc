@@ -118,7 +118,7 @@ void CtaOnHost::run(int threads, LaneOrder order, const std::function<void()>& b
       const int w = step_ > 0 ? i : warps - 1 - i, last = w * kLanes + (step_ > 0 ? kLanes - 1 : 0);
       if (warps_[w].ready > 0) switch_to(kMain, next_ready(last));
     }
-    // Every thread has ended or waits at the barrier.
+    // Now every thread has ended or waits at the barrier: those that wait may go on.
     result_ = all_true_, all_true_ = true, is_done = true;
     for (int i = 0; i < threads; ++i)
       if (fibers_[i].state == State::kAtBarrier) {

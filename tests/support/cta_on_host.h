@@ -81,7 +81,7 @@ class CtaOnHost {
 
 }  // namespace moxie::testing
 
-// Built-in variables and functions of CUDA.
+// CUDA's built-in variables and functions, as code under test uses them.
 inline moxie::testing::IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
 
 namespace moxie::testing {

@@ -22,7 +22,7 @@ inline bool has_cuda_device() {
   static const bool found = [] {
     int count = 0;
     const bool ok = cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
-    cudaGetLastError();  // clears the error: having no driver is not an error here
+    cudaGetLastError();  // forgets CUDA's last error: a machine without a driver is fine
     return ok;
   }();
   return found;
