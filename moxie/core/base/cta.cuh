@@ -8,9 +8,9 @@ namespace moxie::cuda {
 
 inline constexpr int kWarp = 32;
 inline constexpr int kWarps = 8;
-inline constexpr int kThreads = kWarp * kWarps;  // of a CTA, unless Launch::threads differs
+inline constexpr int kThreads = kWarp * kWarps;  // threads of a CTA; Launch::threads overrides it
 
-// Unsigned arithmetic: the remainder of a signed number takes four instructions.
+// Divides unsigned numbers, because the remainder of a signed number takes four instructions.
 __device__ inline int lane_index() { return static_cast<int>(threadIdx.x % unsigned{kWarp}); }
 __device__ inline int warp_index() { return static_cast<int>(threadIdx.x / unsigned{kWarp}); }
 

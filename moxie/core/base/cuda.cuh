@@ -12,8 +12,8 @@
 #include "moxie/core/base/cta.cuh"
 #include "moxie/core/base/math.h"
 
-// MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)); throws DeviceError with the op and CUDA's
-// message.
+// MOXIE_CUDA_CHECK("quantize", cudaMemsetAsync(...)) throws DeviceError if the call fails, with the
+// op and CUDA's message.
 #define MOXIE_CUDA_CHECK(op, call) ::moxie::cuda::check_cuda(op, #call, call)
 
 namespace moxie::cuda {
@@ -59,12 +59,13 @@ inline void zero_async(const Launch& how, void* data, int64_t bytes) {
                                            static_cast<cudaStream_t>(how.stream)));
 }
 
-// This CTA's index in Launch::work. A CTA with an index at or past it must return.
+// This CTA's number, from 0. The grid may have more CTAs than Launch::work: those whose number is
+// not below it must return.
 __device__ inline int64_t work_index() {
   return static_cast<int64_t>(blockIdx.y) * gridDim.x + blockIdx.x;
 }
 
-// The dynamic shared memory of a kernel, as the struct that describes it.
+// Returns a kernel's dynamic shared memory as the struct that describes what it holds.
 template <class Storage>
 __device__ Storage& shared_storage() {
   extern __shared__ __align__(16) unsigned char shared_bytes[];

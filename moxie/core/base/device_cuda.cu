@@ -7,7 +7,7 @@
 namespace moxie::cuda {
 namespace {
 
-// Whether there is a device; replaces a negative index by the current device.
+// Returns whether there is a device, and replaces a negative index by that of the current device.
 bool has_device(int& device) {
   if (device >= 0 || cudaGetDevice(&device) == cudaSuccess) return true;
   cudaGetLastError();  // having no device is not an error here
@@ -58,11 +58,12 @@ int num_multiprocessors(int device) {
 }
 
 void allow_shared(std::string_view op, const void* kernel, int bytes) {
-  constexpr int kDefault = 48 << 10;  // allowed for every kernel without asking
+  constexpr int kDefault = 48 << 10;  // bytes a kernel may use without asking
   if (bytes <= kDefault) return;
   int device = 0;
   MOXIE_CUDA_CHECK(op, cudaGetDevice(&device));
-  // Cached, because the call takes half as long as a launch; per thread, to avoid a lock.
+  // Remembers what was allowed, because cudaFuncSetAttribute takes half as long as a launch. Each
+  // thread has its own map, to avoid a lock.
   thread_local std::map<std::pair<const void*, int>, int> allowed;
   int& most = allowed[{kernel, device}];
   if (bytes <= most) return;

@@ -25,7 +25,7 @@ void dispatch(std::string_view op, const Exec& exec, const Ref& ref, const Cpu& 
   fail(op, ": this build of Moxie has no CUDA backend (configure with -DMOXIE_CUDA=ON)");
 }
 
-// The same for an op without a cpu backend: a CPU runs ref.
+// Dispatches an op that has no cpu backend: for Backend::kCpu it runs ref.
 template <class Ref, class Cuda>
 void dispatch(std::string_view op, const Exec& exec, const Ref& ref, const Cuda& cuda) {
   dispatch(op, exec, ref, ref, cuda);

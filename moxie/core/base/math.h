@@ -1,6 +1,6 @@
-// Integer arithmetic that every layer needs. Templates, because torch's symbolic sizes use the same
-// formulas as plain integers. Arguments by value: in device code a reference to a namespace-scope
-// constant refers to host memory, and nvcc turns that into a trap.
+// Integer arithmetic that every layer needs. These are templates because torch's symbolic sizes use
+// the same formulas as plain integers. They take arguments by value because in device code a
+// reference to a namespace-scope constant refers to host memory, and nvcc turns that into a trap.
 #pragma once
 
 namespace moxie {

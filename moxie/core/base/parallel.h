@@ -12,10 +12,10 @@
 
 namespace moxie {
 
-// Scope of every range of work of the cpu backend, and of ref's loops:
-// - Sets the default floating-point mode, so that a caller's flush-to-zero or rounding mode never
-//   changes a result; restores the thread's mode and exception flags at the end.
-// - Waits for streaming stores (simd/stream.inc) before the range counts as done.
+// An object of this class lives while the cpu backend works on a range, or ref's loops run:
+// - It sets the default floating-point mode, so that a caller's flush-to-zero or rounding mode
+//   never changes a result, and restores the thread's mode and exception flags at the end.
+// - It waits for streaming stores (simd/stream.inc) before the range counts as done.
 class KernelScope {
  public:
 #if defined(__x86_64__)
@@ -41,7 +41,8 @@ class KernelScope {
 #endif
 };
 
-// Calls body(begin, end) on disjoint ranges that cover [0, count); without a pool, in this thread.
+// Calls body(begin, end) on disjoint ranges that cover [0, count); if exec has no thread pool, in
+// this thread.
 template <class Body>
 void parallel_for(const Exec& exec, int64_t count, int64_t grain, const Body& body) {
   if (count <= 0) return;

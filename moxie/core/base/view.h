@@ -7,7 +7,7 @@
 
 namespace moxie {
 
-// Up to three sizes. Int is int64_t here and torch's symbolic integer where shapes are traced.
+// Up to three sizes. Int is int64_t, or torch's symbolic integer where torch traces shapes.
 template <class Int>
 struct BasicShape {
   int dims = 0;

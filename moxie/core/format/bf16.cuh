@@ -17,8 +17,8 @@ __device__ inline uint32_t multiply_pairs(uint32_t a, uint32_t b) {
   return *reinterpret_cast<const uint32_t*>(&product);
 }
 
-// Rounds as to_bf16() does, with canonical NaN. The GPU's NaN (0x7fff) has the largest bits of all
-// magnitudes, so an integer minimum replaces it.
+// Rounds as to_bf16() does, but every NaN becomes 0x7fc0. Seen as a signed integer, the GPU's NaN
+// (0x7fff) is larger than every other bf16, so an integer minimum replaces it.
 __device__ inline uint32_t to_bf16_pair(float a, float b) {
   const __nv_bfloat162 two = __floats2bfloat162_rn(a, b);
   return __vmins2(*reinterpret_cast<const uint32_t*>(&two), 0x7fc07fc0u);

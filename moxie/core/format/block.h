@@ -16,15 +16,15 @@ struct Block {
 // it, and can afford to do so per 128; such a block is a valid MX block if its scale is repeated.
 inline constexpr Block kBlocks[] = {{1, 32},  {32, 1},   {32, 32},  {1, 128},
                                     {128, 1}, {128, 32}, {128, 128}};
-// Whether these are all sides that a block has. Code with a case for each side asserts it: with a new
-// side it does not compile until its case is there.
+// Whether kSides are all the sides that blocks have. Code that has a case for each side asserts it,
+// so that with a new side it does not compile until it has a case for that side, too.
 template <int... kSides>
 constexpr bool sides_are() {
   for (const Block block : kBlocks)
     if (((block.rows != kSides) && ...) || ((block.cols != kSides) && ...)) return false;
   return true;
 }
-inline constexpr int kMxBlock = 32;  // elements along the contraction per scale of an MX GEMM
+inline constexpr int kMxBlock = 32;  // elements of the contraction that share a scale in MX GEMMs
 
 // The two forms in which an op stores x. Both are an operand [outer, k] whose contraction dimension
 // k is last and contiguous.

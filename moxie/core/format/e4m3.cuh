@@ -1,5 +1,4 @@
-// e4m3 conversions in integer arithmetic, for GPUs without conversion instructions; bit-equal to
-// them.
+// e4m3 conversions without conversion instructions, for GPUs that have none; the bits are the same.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +8,7 @@
 
 namespace moxie::cuda {
 
-// Two elements in the lower half of a word.
+// Encodes two floats in the lower half of a word, `a` in the lower byte.
 __device__ inline uint32_t encode2_by_integers(float a, float b) {
   return uint32_t{to_e4m3(a).bits} | uint32_t{to_e4m3(b).bits} << 8;
 }

@@ -12,7 +12,7 @@ namespace moxie::cuda {
 // A scale rule as constants: every rule adds a constant to the bits of amax and takes the exponent.
 struct ScaleChoice {
   uint32_t round;
-  uint32_t limit;  // from here on the scale is NaN: NaN, infinity, and what rounds to infinity
+  uint32_t limit;  // bits of amax from which on the scale is NaN (infinity, or rounds to infinity)
 };
 
 constexpr ScaleChoice choice_of(ScaleRule rule) {

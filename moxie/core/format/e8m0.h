@@ -22,7 +22,7 @@ constexpr float to_float(e8m0 scale) {
   return std::bit_cast<float>(static_cast<uint32_t>(scale.code) << 23);
 }
 
-// The factor for an element before it is rounded: 2^(127 - code), NaN for 255.
+// What an element is multiplied with before it is rounded: 2^(127 - code), NaN for code 255.
 constexpr float inverse(e8m0 scale) {
   if (scale.code == kE8m0Nan) return to_float(scale);
   return to_float(e8m0{static_cast<uint8_t>(254 - scale.code)});
@@ -32,7 +32,7 @@ enum class ScaleRule : uint8_t {
   kRceil,  // the smallest scale at which nothing saturates: amax <= 448 * scale
   kFloor,  // 2^(floor(log2 amax) - 8): values above 448 * scale saturate
   kCeil,   // 2^(ceil(log2 amax) - 8)
-  kEven,   // amax rounded to a power of two at 1.9375, then floor
+  kEven,   // as floor, but from 1.9375 * 2^n on amax counts as 2^(n + 1)
 };
 
 constexpr const char* name(ScaleRule rule) {

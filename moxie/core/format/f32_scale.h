@@ -14,8 +14,8 @@ struct RowScale {
   float decode;  // the stored scale: value = qdata * decode
 };
 
-// encode is the largest power of two <= f32(448 / amax); amax below 1e-12 counts as 1e-12.
-// A row with NaN or infinity has the scale NaN, and all of its elements are NaN.
+// encode is the largest power of two that is at most f32(448 / amax); amax below 1e-12 counts as
+// 1e-12. A row with NaN or infinity has the scale NaN, and all of its elements are NaN.
 constexpr RowScale row_scale_of(float amax) {
   if (std::bit_cast<uint32_t>(amax) >= 0x7f800000u) {
     const auto nan = std::bit_cast<float>(0x7fc00000u);

@@ -13,14 +13,15 @@
 
 namespace moxie {
 
-// The limit of the group search: four groups for each of a CTA's 256 threads (group_search.cuh).
+// The most groups that an op takes. Each CTA of a kernel looks for its rows with 256 threads, and a
+// thread looks at up to four groups (group_search.cuh).
 inline constexpr int64_t kMaxGroups = 1024;
 
 // offs [G]: the exclusive end of each group, non-decreasing, the last one at most R. Rows past the
 // last end belong to no group. Absent: all rows form one group.
 using OptionalOffs = std::optional<View<const int32_t>>;
 
-// The output of one form of a quantizer. operand_shape() gives both shapes.
+// Where a quantizer writes one form of x. operand_shape() gives the shapes of qdata and scale.
 struct QuantizedOut {
   Block block;  // rows x cols of x (not of the stored operand) that share a scale
   ScaleLayout layout = ScaleLayout::kPlain;
@@ -32,7 +33,8 @@ struct QuantizedOut {
 // read them; on a GPU, group_end() clamps them instead.
 Panels make_panels(std::string_view op, const Shape& x, const OptionalOffs& offs, Backend backend);
 
-// Checks offs alone. `what` names in the message what offs count ("rows").
+// Checks offs alone: its ends must not decrease and must not pass `limit`. `what` is the error
+// message's word for the things that offs counts ("rows").
 void check_offs(std::string_view op, const View<const int32_t>& offs, int64_t limit,
                 std::string_view what, Backend backend);
 

@@ -1,6 +1,6 @@
-// Walking over groups: the rows of a group, for any content of offs, and the sums over the groups
-// before it. All walks use these steps: group by group on a CPU, in reference loops and in the
-// GEMM's scheduler, or many groups at once in kernels (group_search.cuh).
+// Walks over groups: from offs, whatever it holds, to the rows of each group and to sums over the
+// groups before it. Every walk takes these steps: CPU code, reference loops and the GEMM's
+// scheduler go group by group, other kernels take many groups at once (group_search.cuh).
 #pragma once
 
 #include <cstdint>
@@ -28,23 +28,23 @@ struct Panel {
   int64_t index;   // g
   int64_t begin;   // first row in x, seen as [total rows, cols]
   int64_t rows;    // may be 0: an expert may receive no tokens
-  int64_t padded;  // rows of the panels before it, each rounded up to the alignment
-  // The same, each rounded up to kScaleTileRows as well. Used only for swizzled scales, whose
-  // alignment divides kScaleTileRows.
+  int64_t padded;  // sum over the panels before it of their rows, each rounded up to the alignment
+  // Sum over the panels before it of their rows, each rounded up to the alignment and then to
+  // kScaleTileRows. Used only for swizzled scales, whose alignment divides kScaleTileRows.
   int64_t tiled;
 };
 
-// The end of a group that begins at row `begin`, of `rows` rows in all. Clamps offs to [begin,
+// The end of a group that begins at row `begin` of a tensor of `rows` rows. Clamps offs to [begin,
 // rows]: an end that is too small makes the group empty, and one past the last row becomes that
-// row. So malformed offs never lead out of bounds; on a CPU they are refused earlier.
+// row. So malformed offs never lead out of bounds on a GPU; on a CPU they are refused earlier.
 template <class Int>
 constexpr Int group_end(int32_t offs, Int begin, Int rows) {
   static_assert(std::is_signed_v<Int>, "offs may be negative");
   return max(min(static_cast<Int>(offs), rows), begin);
 }
 
-// round_up() without a division if the alignment is a power of two, because it is on the critical
-// path of kernels.
+// round_up(), but without a division if the alignment is a power of two, because kernels call it on
+// their critical path.
 template <class Int>
 constexpr Int align_up(Int rows, Int alignment) {
   if (alignment & (alignment - 1)) return round_up(rows, alignment);
@@ -53,14 +53,14 @@ constexpr Int align_up(Int rows, Int alignment) {
 
 // Where rows are cut into tiles of kScaleTileRows. A tile never holds rows of two panels.
 enum class Cut {
-  kAtPanels,  // from each panel's first row on
+  kAtPanels,  // a panel's first tile begins at the panel's first row
   // At multiples of kScaleTileRows of a colwise buffer, so that a column of a tile is one aligned
   // piece of 128 bytes, not parts of two. A panel's first tile may begin before the panel.
   kInBuffer,
 };
 
-// Number of tiles of a group of `rows` rows (padding included), after `padded` rows of other
-// groups.
+// Number of tiles of a group of `rows` rows (padding included), if the groups before it take
+// `padded` rows of the buffer.
 template <Cut kCut, class Int>
 constexpr Int tiles_of_group(Int padded, Int rows) {
   constexpr Int kTile = kScaleTileRows;
@@ -71,12 +71,12 @@ constexpr Int tiles_of_group(Int padded, Int rows) {
 // Sums over the groups before a group.
 template <class Int>
 struct GroupSums {
-  Int begin = 0;        // rows, so the first row of the group
-  Int padded = 0;       // rows, each group rounded up to the alignment
-  Int tiles = 0;        // tiles of rows, for the chosen Cut
-  Int scale_tiles = 0;  // tiles of swizzled scales, which are always cut at panels
+  Int begin = 0;        // sum of the rows: the first row of the group
+  Int padded = 0;       // sum of the rows, each group's rounded up to the alignment
+  Int tiles = 0;        // number of row tiles, for the Cut that add() is given
+  Int scale_tiles = 0;  // number of tiles of swizzled scales, which are always cut at panels
 
-  // Adds a group of `rows` rows, or `padded_rows` including padding.
+  // Adds a group that has `rows` rows, and `padded_rows` rows with its padding.
   template <Cut kCut>
   constexpr void add(Int rows, Int padded_rows) {
     tiles += tiles_of_group<kCut>(padded, padded_rows);
@@ -96,8 +96,8 @@ struct GroupSums {
 
 constexpr Panel first_panel() { return {-1, 0, 0, 0, 0}; }
 
-// The panel after `before`. `alignment` is the colwise form's block along k, or 1 without that
-// form.
+// The panel after `before`. `alignment` is the rows of a block of the colwise form, or 1 if that
+// form is not made.
 constexpr Panel next_panel(const Panels& panels, const Panel& before, int64_t alignment) {
   GroupSums<int64_t> sums{
       .begin = before.begin, .padded = before.padded, .scale_tiles = before.tiled / kScaleTileRows};

@@ -19,17 +19,18 @@ struct Place {
   int64_t qdata = 0;         // index of the panel's element (0, 0) in qdata
   int64_t qdata_stride = 0;  // elements from one outer index to the next
   int64_t scale = 0;         // index of the panel's first scale
-  // Plain: scales from one outer block to the next. Swizzled: tiles per row. Quads: bytes from one
-  // quad to the next along k.
+  // The unit depends on the layout. Plain: number of scales from one outer block to the next.
+  // Swizzled: number of scale tiles in a row of tiles. Quads: bytes from one quad to the next along
+  // k.
   int64_t scale_stride = 0;
   int64_t outer = 0;  // outer elements of the panel
   int64_t k = 0;      // contraction elements, including the padding of a group
-  // Quads: blocks along k before the panel, and in the whole matrix.
+  // Only for quads: number of blocks along k before the panel, and in the whole matrix.
   int64_t first_block = 0, num_blocks = 0;
 };
 
-// ceil(count / side) as a shift, because it is on the critical path of kernels. Sides of blocks are
-// 1, 32 or 128.
+// ceil(count / side) with a shift, because kernels call it on their critical path. `side` is a side
+// of a block: 1, 32 or 128.
 constexpr int64_t blocks_of(int64_t count, int side) {
   static_assert(sides_are<1, 32, 128>());
   const int shift = side == 1 ? 0 : side == 32 ? 5 : 7;
@@ -41,12 +42,14 @@ constexpr Place place_of(const Panels& p, const Panel& panel, Form form, Block b
   const bool grouped = p.offs != nullptr;
   const int outer_block = outer_of(block, form), k_block = k_of(block, form);
   if (p.weights || form == Form::kRowwise) {
-    // Weights have one matrix per group; rowwise tokens keep their place.
+    // Weights hold one matrix per group, and rowwise tokens are not padded: a panel's elements
+    // begin where its first row begins in x.
     const bool rowwise = form == Form::kRowwise;
     const int64_t outer = rowwise ? panel.rows : p.cols, k = rowwise ? p.cols : panel.rows;
     const int64_t k_blocks = blocks_of(k, k_block);
     Place place{.qdata = panel.begin * p.cols, .qdata_stride = k, .outer = outer, .k = k};
-    // With offs, blocks are one row tall (check_operand_block), so begin counts rows of scales.
+    // With offs, rowwise blocks are one row tall (check_operand_block), so panel.begin is also the
+    // panel's first row of scales.
     const int64_t outer_blocks = blocks_of(grouped ? p.rows : outer, outer_block);
     const int64_t first = grouped ? panel.begin : panel.index * outer_blocks;
     switch (layout) {

@@ -10,7 +10,7 @@
 
 namespace moxie {
 
-// `op` and `argument` name the origin of the text in the message.
+// An error message says that the text is `argument` of `op`.
 Block parse_block(std::string_view text, std::string_view op, std::string_view argument);
 ScaleRule parse_rule(std::string_view text, std::string_view op);
 ScaleLayout parse_layout(std::string_view text, std::string_view op,

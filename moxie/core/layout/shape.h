@@ -16,8 +16,8 @@ namespace moxie {
 // x is either tokens [R, C], whose rows may fall into G ragged groups (offs), or weights
 // [G, N, K]: G matrices of one size.
 
-// Bytes of a memory write on an H200: writing half a line takes more than half the time
-// (docs/kernels/quantize.md).
+// Bytes that an H200 writes to memory at once: writing half of such a line takes more than half the
+// time of the whole (docs/kernels/quantize.md).
 inline constexpr int64_t kMemoryLine = 256;
 
 // Rounds down to a multiple of a power of two. Integers use a mask, because kernels call this on
@@ -30,8 +30,8 @@ constexpr Int floor_to(const Int& value, int64_t power_of_two) {
     return value / Int(power_of_two) * Int(power_of_two);
 }
 
-// The least number of rows that is enough for G groups of R rows in all, each padded to a multiple
-// of `alignment` (a power of two), whatever their sizes.
+// The fewest rows of a buffer that can hold any G groups of R rows in total, each group padded to a
+// multiple of `alignment` (a power of two).
 template <class Int>
 constexpr Int least_padded_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   return floor_to<Int>(rows + num_groups * (alignment - 1), alignment);
@@ -46,7 +46,8 @@ constexpr Int padded_rows(const Int& rows, const Int& num_groups, int64_t alignm
   return alignment < kMxBlock ? least : floor_to<Int>(least + (kMemoryLine - 1), kMemoryLine);
 }
 
-// k of the colwise form of tokens. Without offs it is the rows of x, padded to the block only.
+// Size of k in the colwise form of tokens. Without offs, the rows of x are padded to the block
+// only.
 template <class Int>
 constexpr Int colwise_k(const Int& rows, const std::optional<Int>& num_groups, int block_rows) {
   return num_groups ? padded_rows(rows, *num_groups, block_rows)
@@ -59,7 +60,7 @@ struct OperandShape {
   BasicShape<Int> scale;
 };
 
-// The scale matrix of an operand [outer, k] without ragged groups.
+// Shape of the scales of an operand [outer, k] that has no ragged groups.
 template <class Int>
 BasicShape<Int> scale_matrix(const Int& outer, const Int& k, int outer_block, int k_block,
                              ScaleLayout layout) {
@@ -71,7 +72,8 @@ BasicShape<Int> scale_matrix(const Int& outer, const Int& k, int outer_block, in
   return {ceil_div(ks, Int(kQuad)) * outers, Int(kQuad)};
 }
 
-// num_groups: the length of offs; absent if x is weights, or tokens in one group.
+// Shapes of one form of x. num_groups is the length of offs; absent if x is weights, or tokens in
+// one group.
 template <class Int>
 OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<Int>& num_groups,
                                 Form form, Block block, ScaleLayout layout) {
@@ -88,7 +90,7 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   const Int k = rowwise ? x[1] : colwise_k(x[0], num_groups, block.rows);
   auto scale = scale_matrix(outer, k, outer_block, k_block, layout);
   if (layout == ScaleLayout::kSwizzled && num_groups) {
-    // Each group starts a new tile, so it may need up to one tile more.
+    // Each group's scales start a new tile, so each group may need one tile more.
     if (rowwise)
       scale.size[0] = outer + groups * Int(kScaleTileRows);
     else
@@ -97,8 +99,8 @@ OperandShape<Int> operand_shape(const BasicShape<Int>& x, const std::optional<In
   return {{outer, k}, scale};
 }
 
-// The fp8_rowwise recipe: one f32 scale per row, or per column of a group. Colwise groups are
-// padded to 16, the alignment that FP8 GEMMs need in their leading dimension.
+// The fp8_rowwise recipe has one f32 scale per row, or per column of a group. It pads groups of its
+// colwise form to 16 rows, because FP8 GEMMs need leading dimensions that are multiples of 16.
 inline constexpr int kRowScaleAlignment = 16;
 
 template <class Int>
@@ -113,7 +115,8 @@ OperandShape<Int> row_scale_shape(const BasicShape<Int>& x, const std::optional<
   return {{x[1], padded_rows(x[0], groups, kRowScaleAlignment)}, {groups, x[1]}};
 }
 
-// Rows of pad_groups' result, sized as torchao does: one alignment unit per group more than R.
+// Rows of the result of pad_groups. The size is torchao's: one alignment unit per group more than
+// R.
 template <class Int>
 Int pad_groups_rows(const Int& rows, const Int& num_groups, int64_t alignment) {
   return round_up(rows + num_groups * alignment, Int(alignment));

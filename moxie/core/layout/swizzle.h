@@ -2,8 +2,8 @@
 //   plain     row-major.
 //   swizzled  as block-scaled tensor cores read them: tiles of 128 rows x 4 columns (512 bytes) in
 //             row-major order; inside a tile, the four bands of 32 rows are side by side.
-//   quads     as the Hopper GEMM reads them: the scales of four blocks along k, then the next
-//   row's.
+//   quads     as the Hopper GEMM reads them: the scales of four adjacent blocks along k of one row,
+//             then those of the next row.
 #pragma once
 
 #include <cstdint>

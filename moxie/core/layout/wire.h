@@ -1,15 +1,16 @@
 // What expert parallelism sends between ranks, in bytes. A leg is one exchange in which every rank
-// has one message for every rank, itself included. A message is rows, then what belongs to pairs: a
-// pair is a token and one of its experts that live on one rank. A token goes to a rank once, so a
-// message to the experts has as many rows as unique tokens; one from the experts has a row per
-// pair, because the weighted sum is taken where the token lives.
+// has one message for every rank, itself included. A message holds rows, then numbers for pairs. A
+// pair is a token and one of its experts on the rank that the message goes to or comes from. A
+// token goes to a rank once, so a message to the experts has one row per token; a message from the
+// experts has one row per pair, because the weighted sum is taken where the token lives.
 //
 //   dispatch    x, forward:   rows of tokens, and for each pair int32 (which row), f32 (its weight)
 //               dy, backward: rows of tokens
 //   combine     y, forward:   rows of pairs
 //               dx, backward: rows of pairs, and for each pair f32 (the gradient of its weight)
 //
-// A row is qdata and its scales, e8m0, or elements as they are, with zeros to a multiple of 16.
+// A row is qdata and its e8m0 scales, or unquantized elements, padded with zeros to a multiple of
+// 16 bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +19,18 @@
 
 namespace moxie {
 
-// Rows are padded to 16 bytes, the widest load and store of a GPU's thread, so every row begins at
-// a multiple of it from the start of its message.
+// Rows are padded to a multiple of 16 bytes, the widest load and store of a GPU's thread, so that
+// every row begins at such a multiple from the start of its message.
 inline constexpr int64_t kWireAlignment = 16;
 
 inline constexpr int64_t kPairOfXBytes = 8;   // int32 row, f32 weight
 inline constexpr int64_t kPairOfDxBytes = 4;  // f32 <da, a>
 
-// A row of elements and, of quantized ones, their scales.
+// Bytes of a row: its elements and, if they are quantized, their scales.
 constexpr int64_t wire_row_bytes(int64_t element_bytes, int64_t scale_bytes) {
   return round_up(element_bytes + scale_bytes, kWireAlignment);
 }
-// A row in e4m3 with a scale for each 1 x block.
+// Bytes of a row of `dim` e4m3 elements with a scale for every `block` of them.
 constexpr int64_t fp8_row_bytes(int64_t dim, int64_t block) {
   return wire_row_bytes(dim, ceil_div(dim, block));
 }
@@ -50,8 +51,8 @@ constexpr WireRows unquantized_wire(int64_t dim, int64_t element_bytes) {
 
 enum class Leg : uint8_t { kDispatchX, kCombineY, kDispatchDy, kCombineDx };
 
-// Bytes of messages with this many unique tokens and pairs. Messages follow each other without
-// gaps, so this is also the size of a leg.
+// Bytes of messages with this many unique tokens and pairs in total. The messages of a leg follow
+// each other without gaps, so this is also the size of a leg.
 constexpr int64_t message_bytes(const WireRows& wire, Leg leg, int64_t tokens, int64_t pairs) {
   switch (leg) {
     case Leg::kDispatchX: return tokens * wire.to_experts + pairs * kPairOfXBytes;
@@ -62,9 +63,10 @@ constexpr int64_t message_bytes(const WireRows& wire, Leg leg, int64_t tokens, i
   return 0;
 }
 
-// Before the first leg each rank sends each rank int32 counts: for each of the receiver's experts
-// its pairs; then the unique tokens, what the sender's call wants of backward, and a number that is
-// equal on ranks whose calls fit together (torch/exchange/places.h).
+// Before the first leg each rank sends int32 counts to each rank: the number of pairs of each of
+// the receiver's experts, then three more: the number of unique tokens, which gradients the
+// sender's call asks for, and a number that is equal on ranks whose calls fit together
+// (torch/exchange/places.h).
 inline constexpr int64_t kCountsBesideExperts = 3;
 
 }  // namespace moxie
