@@ -5,7 +5,7 @@ namespace {
 
 double count(const Shape& shape) { return static_cast<double>(numel(shape)); }
 
-// e4m3 and e8m0 are one byte each.
+// Counts are bytes, because e4m3 elements and e8m0 scales take one byte each.
 double operand_bytes(const Shape& x, std::optional<int64_t> num_groups, Form form, Block block,
                      ScaleLayout layout) {
   const auto shape = operand_shape<int64_t>(x, num_groups, form, block, layout);

@@ -1,5 +1,5 @@
-// What an op must do at the least: FLOPs, and bytes through memory with each input read once and
-// each output written once. Benchmarks and plots divide by these and by nothing else.
+// The least that an op must do: FLOPs, and bytes through memory if each input is read once and each
+// output written once. Benchmarks and plots divide by these numbers only.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ struct Cost {
   constexpr double bytes() const { return bytes_read + bytes_written; }
 };
 
-// The forms that are asked for; nullopt is not.
+// `rowwise` and `colwise` are the blocks of the forms to make; nullopt if a form is not made.
 struct QuantizeCostArgs {
   Shape x;
   Format format = Format::kBf16;
@@ -32,7 +32,7 @@ struct RequantizeCostArgs {
   std::optional<int64_t> num_groups = std::nullopt;
   Block rowwise = {1, 32}, colwise = {32, 1};
   ScaleLayout layout = ScaleLayout::kPlain;       // of the colwise scales, which are written
-  ScaleLayout from_layout = ScaleLayout::kPlain;  // of the rowwise ones, which are read
+  ScaleLayout from_layout = ScaleLayout::kPlain;  // of the rowwise scales, which are read
 };
 Cost requantize_cost(const RequantizeCostArgs& args);
 Cost row_scale_cost(const Shape& x, Format format, Form form, std::optional<int64_t> num_groups);

@@ -14,7 +14,7 @@ constexpr int64_t kBf16Bytes = 2;
 
 int64_t domains_of(const Cluster& cluster) { return cluster.ranks / cluster.domain; }
 
-// A domain that is larger than the group joins all its ranks.
+// Limits a domain to the ranks of the group, because it may be larger than the group.
 Cluster within_group(Cluster cluster) {
   cluster.domain = std::min(cluster.domain, cluster.ranks);
   return cluster;
@@ -36,7 +36,7 @@ void check(const ExchangeCostArgs& args, const Cluster& cluster) {
               args.flops_per_second);
 }
 
-// Forward and both gradients of w13 [2F, D] and w2 [D, F], for the rows of one rank.
+// FLOPs of forward, dgrad and wgrad with w13 [2F, D] and w2 [D, F], for the rows of one rank.
 double products_flops(const ExchangeCostArgs& args) {
   const int64_t rows = args.tokens * args.odds.top_k;
   return 3 * (grouped_mm_flops(rows, 2 * args.hidden, args.dim) +
@@ -55,7 +55,7 @@ LegBytes leg_bytes(const Cluster& given, Path path, double to_ranks, double to_d
     return {.all = to_ranks,
             .nvlink = to_ranks * (domain - 1) / ranks,
             .nic = to_ranks * (ranks - domain) / ranks};
-  // One of the `domain` ranks is where a row arrives; the others get it by NVLink.
+  // A row arrives at one of the domain's ranks, which sends it to the others by NVLink.
   return {.all = to_ranks,
           .nvlink = to_ranks * (domain - 1) / domain,
           .nic = to_domains * (ranks - domain) / ranks};

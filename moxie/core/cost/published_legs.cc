@@ -8,8 +8,9 @@
 namespace moxie {
 namespace {
 
-// Bytes per second of a GPU in one direction, as vendors state them: NVLink of each GPU (of B200
-// that of GB200 and B300, too), ConnectX-7 with 400 Gb/s, EFA of p6-b300 with 800 Gb/s.
+// Link speeds of one GPU in one direction, in bytes per second, as vendors state them: NVLink of
+// H800, H100 and B200 (GB200 and B300 have B200's), ConnectX-7 with 400 Gb/s, and EFA of p6-b300
+// with 800 Gb/s.
 constexpr double kH800 = 200e9, kH100 = 450e9, kB200 = 900e9, kCx7 = 50e9, kEfaOfB300 = 100e9;
 
 constexpr PublishedSeries kV1OneNode{
@@ -102,13 +103,13 @@ constexpr PublishedSeries kHybridGb200{
 
 constexpr Leg kDispatch = Leg::kDispatchX, kCombine = Leg::kCombineY;
 
-// Rows of 7168 elements: bf16; e4m3 and a scale in f32 for each 128; the same and a header of 16
-// bytes; the same and 12 bytes for each of 8 experts.
+// Bytes of a row of 7168 elements: kBf16; kFp8, which is e4m3 with a scale in f32 for each 128;
+// kFp8Header, kFp8 with a header of 16 bytes; kFp8Pairs, kFp8 with 12 bytes for each of 8 experts.
 constexpr double kBf16 = 2 * 7168, kFp8 = 7168 + 56 * 4, kFp8Header = kFp8 + 16,
                  kFp8Pairs = kFp8 + 8 * 12;
 
-// Dispatch comes first at one number of ranks and combine at the next, so that both halves have
-// both.
+// If dispatch comes first at one number of ranks, combine comes first at the next. Every second
+// entry is held back from the fit (is_held_back), so both halves then hold dispatches and combines.
 constexpr std::array kLegs = {
     PublishedLeg{&kV1OneNode, 8, kDispatch, kFp8, 153},
     PublishedLeg{&kV1OneNode, 8, kCombine, kBf16, 158},
@@ -165,7 +166,7 @@ constexpr std::array kLegs = {
     PublishedLeg{&kHybridGb200, 36, kCombine, kBf16, 596.99},
 };
 
-// Ranks 4 to 14 of the log of kEfa.
+// Bytes of one dispatch that ranks 4 to 14 report in the log that kEfa names.
 constexpr std::array<int64_t, 11> kLogged = {400593024, 401401728, 397433088, 399904128,
                                              397245888, 399499776, 401364288, 399177792,
                                              400622976, 399612096, 402105600};
@@ -235,8 +236,8 @@ LinkFit fit_links(Half half) {
     }
     return sum;
   };
-  // One number at a time, by a factor that shrinks when none of them helps. Four numbers and some
-  // tens of points need nothing better.
+  // Changes one number at a time by a factor, which shrinks when no change reduces the error. A fit
+  // of four numbers to some tens of points needs nothing better.
   LinkFit best{.nvlink_share = 1, .nic_share = 1, .seconds = 1e-5, .seconds_per_peer = 1e-7};
   double least = error(best);
   for (double factor = 2; factor > 1 + 1e-5;) {

@@ -14,12 +14,12 @@ namespace {
 
 constexpr const char* kOp = "unique_places";
 
-// 8192 random tokens with 256 experts. A token's number of places deviates by about 1 from 4 or
-// more, so the mean of 1024 tokens (2048 experts) is within 1 % of the truth, and that of 8192
-// within 0.3 %.
+// Number of scores to draw: 8192 tokens if there are 256 experts. A token's number of places has a
+// mean of 4 or more and deviates by about 1, so the mean of 1024 tokens (2048 experts) is within
+// 1 % of the truth, and that of 8192 within 0.3 %.
 constexpr int64_t kRandomScores = 1 << 21;
 
-// Hypergeometric: a place is missed when all top_k experts are among the others'.
+// Drawing without replacement: a place is missed if all top_k experts are in other places.
 double without_groups(const RoutingOdds& odds, int64_t places) {
   const auto experts = static_cast<double>(odds.experts), count = static_cast<double>(places);
   double missed = 1;
@@ -30,7 +30,8 @@ double without_groups(const RoutingOdds& odds, int64_t places) {
   return count * (1 - missed);
 }
 
-// Of one token: the groups that may be chosen from, by their scores.
+// The groups that one token may choose experts from: those with the largest sums of two best
+// scores.
 std::vector<int64_t> kept_groups(const RoutingOdds& odds, const std::vector<double>& scores) {
   const int64_t size = odds.experts / odds.groups;
   std::vector<double> sums;
