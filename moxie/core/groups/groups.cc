@@ -68,7 +68,7 @@ void padded_offs(const PaddedOffsArgs& args, const Exec& exec) {
               ", so that their padded ends fit int32, got ", rows);
   check_offs(kOp, args.offs, rows, args.rows ? "rows" : "rows that can be padded", exec.backend);
   check_shape(kOp, "padded", args.padded.shape, args.offs.shape);
-  dispatch(  // a CPU runs ref: at most 1024 additions
+  dispatch(  // no cpu backend: ref does at most 1024 additions
       kOp, exec, [&] { ref::padded_offs(args); },
       [&](auto stream) { cuda::padded_offs(args, stream); });
 }

@@ -10,7 +10,7 @@
 
 namespace moxie {
 
-// Keeps the padded end of 1024 groups within int32.
+// The largest alignment at which the padding of kMaxGroups groups fits int32.
 inline constexpr int64_t kMaxAlignment = std::numeric_limits<int32_t>::max() / kMaxGroups;
 
 // Rows are bytes, so that every dtype works the same.
@@ -32,16 +32,16 @@ struct UnpadGroupsArgs {
 };
 void unpad_groups(const UnpadGroupsArgs& args, const Exec& exec);
 
-// Ends of the groups after padding. With an alignment of 1 these are offs, on a GPU clamped to
-// valid values (group_end in group_walk.h), which makes them safe for kernels that trust their
-// offs.
+// padded_offs: the ends of the groups after padding. With an alignment of 1 these are offs, but on
+// a GPU clamped to valid values (group_end in group_walk.h), which makes them safe for kernels that
+// trust their offs.
 struct PaddedOffsArgs {
   View<const int32_t> offs;                    // [G]
   std::optional<int64_t> rows = std::nullopt;  // R; absent: most_rows(alignment)
   int64_t alignment = 32;
   View<int32_t> padded;  // result, [G] exclusive ends of the groups, each rounded up
 };
-// The largest R whose padded ends fit int32.
+// The largest R for which all padded ends fit int32.
 constexpr int64_t most_rows(int64_t alignment) {
   return std::numeric_limits<int32_t>::max() - kMaxGroups * (alignment - 1);
 }

@@ -126,7 +126,7 @@ void launch_copy(const Copy& copy, void* stream) {
     const int64_t length =
         max<int64_t>(min<int64_t>(params.row_tiles * slices / kEnough, kMost), 1);
     params.run_words = length * kSliceBytes / static_cast<int64_t>(sizeof(Word));
-    // At least one CTA, to store starts and ends.
+    // Rows of 0 bytes still need one CTA, to store starts and ends.
     params.runs = static_cast<uint32_t>(max<int64_t>(ceil_div(slices, length), 1));
     launch({copy.op, stream, params.row_tiles * params.runs}, copy_kernel<Word>, params);
   });

@@ -6,7 +6,7 @@ namespace moxie::ref {
 
 namespace {
 
-// Calls f(panel) for every group of `rows` rows.
+// Calls f(panel) for every group of a tensor of `rows` rows.
 template <class F>
 void for_each_group(const View<const int32_t>& offs, int64_t rows, int64_t alignment, F&& f) {
   const Panels panels{

@@ -5,12 +5,12 @@
 
 namespace moxie::cuda {
 
-// Clamps an index of the caller, which may be out of range.
+// Clamps an index from the caller, which may be out of range.
 __device__ inline int64_t in_range(int32_t index, int64_t end) {
   return min<int64_t>(max<int64_t>(index, 0), end - 1);
 }
 
-// Row r is x[slot_of[r] / top_k].
+// Loads rows of bf16 or f32 in the permuted order: row r is x[slot_of[r] / top_k].
 template <class T, bool kIsAligned>
 struct GatherSource : OneTile {
   using Element = T;

@@ -23,7 +23,7 @@ int64_t slots_per_token(const char* op, int64_t slots, int64_t tokens) {
   return tokens == 0 ? 1 : slots / tokens;
 }
 
-// Checked only if the host can read the indices; on a GPU, kernels clamp them.
+// Checks indices only if the host can read them; on a GPU, kernels clamp them instead.
 void check_indices(const char* op, const char* argument, const View<const int32_t>& indices,
                    int64_t end, Backend backend) {
   if (backend == Backend::kCuda) return;

@@ -8,7 +8,8 @@ namespace {
 template <class T>
 using Chunk = uint32_t[kFragment * sizeof(T) / 4];
 
-// Loads in flight per lane: 128 bytes, enough to saturate memory with rows of any length.
+// Chunks that a lane loads before it uses the first: 128 bytes, enough to saturate memory with rows
+// of any length.
 template <class T>
 constexpr int kInFlight = 16 / static_cast<int>(sizeof(T));
 
@@ -98,7 +99,8 @@ __global__ __launch_bounds__(kThreads) void unpermute_kernel(
         for (int c = 0; c < kColumns; ++c) {
           float x[kFragment];
           to_floats(chunk[s][c], x);
-          // No FMA: products are rounded, as on a CPU. A weight of 1 changes nothing.
+          // No FMA: products are rounded before they are added, as on a CPU. A weight of 1 changes
+          // nothing.
 #pragma unroll
           for (int e = 0; e < kFragment; ++e)
             sum[c][e] = __fadd_rn(sum[c][e], __fmul_rn(weight[s], x[e]));
@@ -122,8 +124,8 @@ struct WeightsParams {
   int64_t slots, top_k, dim;
 };
 
-// Eight lanes per slot: together they load a 128-byte line of bf16. A lane has eight neighbouring
-// columns of every kDotLanes, so it holds eight partial sums, in the order of the reference.
+// Eight lanes per slot: together they load a 128-byte line of bf16. Of every kDotLanes columns a
+// lane has eight neighbours, so it holds eight of the kDotLanes partial sums of the reference.
 constexpr int kSlotLanes = kDotLanes / kFragment;
 constexpr int kWarpSlots = kWarp / kSlotLanes;
 

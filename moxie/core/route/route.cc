@@ -26,7 +26,7 @@ void route(const RouteArgs& args, const Exec& exec) {
       MOXIE_CHECK(args.ids.data[i] >= 0 && args.ids.data[i] < experts, "route: ids must be 0 to ",
                   experts - 1, ", got ", args.ids.data[i], " at slot ", i);
   }
-  // A CPU runs ref: two passes over a few integers per token are not worth threads.
+  // route() has no cpu backend: two passes over a few integers per token are not worth threads.
   dispatch(
       "route", exec, [&] { ref::route(args); }, [&](auto stream) { cuda::route(args, stream); });
 }

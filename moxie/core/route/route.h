@@ -32,6 +32,6 @@ struct TopKArgs {
   View<int32_t> ids;         // result, [T, k], k <= E
 };
 void top_k(const TopKArgs& args, const Exec& exec);
-inline constexpr int64_t kMaxTopK = 64;  // select's kernel holds two slots per lane
+inline constexpr int64_t kMaxTopK = 64;  // two of a token's slots for each lane of select's kernel
 
 }  // namespace moxie

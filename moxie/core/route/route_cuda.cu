@@ -10,7 +10,7 @@ namespace {
 struct RouteParams {
   const int32_t* ids;
   int32_t *offs, *slot_of, *row_of;
-  int32_t* piece;  // [experts, pieces]: counts; after the scan, the expert's rows before the piece
+  int32_t* piece;  // [experts, pieces]: counts; after the scan, the expert's rows in earlier pieces
   int32_t* total;  // [experts]
   int64_t slots, experts, pieces;
 };
@@ -74,13 +74,14 @@ __device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups]) {
   __syncthreads();
 }
 
-// Assigns rows. A warp ranks 32 slots at a time among the slots of the same expert.
+// Assigns a row to each slot. A warp takes 32 slots at a time and counts, for each of them, the
+// earlier slots with the same expert.
 __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__ RouteParams p) {
   constexpr int kRounds = kRoutePiece / kThreads;
   __shared__ int32_t ends[kMaxGroups];
   __shared__ int32_t counts[kWarps][kMaxGroups];
   const int64_t piece = work_index();
-  // Without slots, one CTA still stores the ends.
+  // Without slots no piece exists, but one CTA must still store the ends, which are all 0.
   if (piece >= max<int64_t>(p.pieces, 1)) return;
   for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
 #pragma unroll

@@ -1,6 +1,6 @@
 // One warp per token: lane i holds the logits of experts i, i + 32, ... in registers. Exponentials
-// are in f64: it costs little beside the GEMM that made the logits, and gives the same ids as a
-// CPU.
+// are computed in f64: that costs little beside the GEMM that made the logits, and gives the same
+// ids as a CPU.
 #include <type_traits>
 
 #include "moxie/core/base/cuda.cuh"
@@ -97,7 +97,8 @@ __device__ void score_all(const SelectParams& p, const Logits<kValues>& logits,
   }
 }
 
-// Selects the experts of a token. All lanes of a warp must call it. `counts`: of the CTA, shared.
+// Selects the experts of a token. All lanes of a warp must call it. `counts` is the CTA's, in
+// shared memory.
 template <int kValues>
 __device__ void select_token(const SelectParams& p, int64_t token, int32_t* counts) {
   const Logits<kValues> logits(p.logits + token * p.experts, p.experts);
@@ -158,14 +159,14 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const __grid_constant_
   const int64_t last = min<int64_t>(first + kTokensOfWarp, p.tokens);
   for (int64_t token = first; token < last; ++token) select_token<kValues>(p, token, counts);
   __syncthreads();
-  // Integer sums do not depend on the order of CTAs.
+  // CTAs may add in any order, because integer sums do not depend on it.
   for (int32_t e = threadIdx.x; e < p.experts; e += kThreads)
     if (counts[e] != 0)
       atomicAdd(reinterpret_cast<unsigned long long*>(&p.counts[e]),
                 static_cast<unsigned long long>(counts[e]));
 }
 
-// A slot of the token; a lane holds up to two. Slots from k on do not exist.
+// One of the token's slots; a lane holds up to two. Slots from k on do not exist.
 struct Slot {
   int32_t id = 0;
   bool exists = false;
@@ -207,7 +208,7 @@ __global__ __launch_bounds__(kThreads) void select_backward_kernel(
   for (int i = 0; i < kValues; ++i)
     if (logits.expert(i) < p.experts)
       to[logits.expert(i)] = is_softmax ? softmax_dlogit(softmax.of_lane(i), 0, shift) : 0;
-  __syncwarp();  // the chosen experts are stored over it below
+  __syncwarp();  // the chosen experts' gradients overwrite some of these below
 #pragma unroll
   for (const Slot& slot : slots) {
     if (!slot.exists) continue;

@@ -28,7 +28,8 @@ struct Softmax {
 
 double decay(float logit) { return std::exp(-std::abs(static_cast<double>(logit))); }
 
-// Scores of a token's experts: `ranked` (with bias) chooses them, `scores` gives their weights.
+// One token's scores of all experts: `ranked` (with the bias) decides which experts the token goes
+// to, `scores` (without) gives the weights of these.
 struct TokenScores {
   std::vector<float> scores, ranked;
 
@@ -129,7 +130,7 @@ void select(const SelectArgs& args, const Exec& exec) {
       for (int64_t j = 0; j < k; ++j) ++counts[ids[j]];
       token.weigh(args, t);
     }
-    // Integer sums do not depend on the order of threads.
+    // Threads may add in any order, because integer sums do not depend on it.
     for (int64_t e = 0; e < experts; ++e)
       if (counts[e] != 0) std::atomic_ref(args.counts.data[e]) += counts[e];
   });

@@ -8,7 +8,7 @@
 
 namespace moxie {
 
-// z = exp(-|logit|), which never overflows.
+// The sigmoid of a logit and its derivative, from z = exp(-|logit|), which never overflows.
 constexpr double sigmoid(float logit, double z) { return (logit < 0 ? z : 1) / (1 + z); }
 constexpr double sigmoid_slope(double z) { return z / ((1 + z) * (1 + z)); }
 
@@ -16,13 +16,14 @@ constexpr double sigmoid_slope(double z) { return z / ((1 + z) * (1 + z)); }
 // softmax is 0.
 inline constexpr double kLeastTotal = std::numeric_limits<float>::min();
 
-// `total` is the sum of the scores of the token's experts. NaN stays NaN.
+// The weight of a chosen expert. `total` is the sum of the scores of all experts that were chosen
+// for the token. NaN stays NaN.
 constexpr float weight_of(double score, double total, const Weighting& how) {
   if (how.normalize) score /= total < kLeastTotal ? kLeastTotal : total;
   return static_cast<float>(score * how.scale);
 }
 
-// Sums over a token's slots, of score and of dweight * score.
+// Sums of score and of dweight * score over a token's slots.
 struct SlotSums {
   double total = 0, dot = 0;
 };

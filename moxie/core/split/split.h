@@ -17,7 +17,7 @@
 namespace moxie {
 
 inline constexpr int kBf16Terms = 3;
-inline constexpr int kMaxSplitTerms = 6;  // the six products of terms that reach f32's precision
+inline constexpr int kMaxSplitTerms = 6;  // f32's precision takes six products of terms
 
 constexpr std::array<bf16, kBf16Terms> bf16_terms(float value) {
   constexpr uint16_t kInfinity = 0x7f80;
