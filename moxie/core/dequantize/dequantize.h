@@ -1,5 +1,5 @@
-// dequantize: an operand back to x: qdata * scale in f32, for bf16 then rounded to nearest even.
-// The inverse of either form of quantize; the result is in the order of x.
+// dequantize: from an operand back to x, as qdata * scale in f32, rounded to nearest even if x is
+// bf16. It undoes either form of quantize; the result is in the order of x.
 #pragma once
 
 #include "moxie/core/format/bf16.h"

@@ -29,7 +29,7 @@ struct DequantizeParams {
   uint32_t ctas_at_once;
 };
 
-// Colwise: double buffer for the current tile and the next.
+// For the colwise form: a double buffer for the current tile and the next.
 struct TransposedTiles {
   ByteTile tile[2];
   alignas(8) e8m0 code[2][kMaxRowBlocks][kTileCols];
@@ -59,8 +59,8 @@ struct Row {
   }
 };
 
-// store_row() of bf16 as one 128-bit integer. With four words the compiler makes four stores if it
-// moves their last instructions into the branch.
+// Does what store_row() does for bf16, with one 128-bit integer. With four words the compiler makes
+// four stores if it moves their last instructions into the branch.
 __device__ void store_whole(bf16* to, int count, const Row<bf16>& row) {
   const auto pair = [&](int i) {
     return static_cast<uint64_t>(row.word[i + 1]) << 32 | row.word[i];
@@ -79,7 +79,7 @@ struct RowwiseRun {
                         DequantizeStorage<Form::kRowwise>& s, const RowTile& at)
       : source(p.source.at_rows(p.panels, at, s.source)) {}
   __device__ void load(const TileSpan& span) { source.load(span, fragment); }
-  // Calls store(i, row i of the fragment), then load_next().
+  // Calls store(i, row i of the fragment) for every row, then load_next().
   template <class Store, class Load>
   __device__ void finish(Store&& store, Load&& load_next) {
     fragment[0].share_codes();
@@ -132,7 +132,7 @@ struct ColwiseRun {
       load_plain(span);
   }
 
-  // Plain scales, or quads (one scale per column for all rows of a tile).
+  // Loads plain scales, or quads. With quads a column has one scale for all rows of a tile.
   __device__ void load_plain(const TileSpan& span) {
     const int col = threadIdx.x % kTileCols;
     const e8m0* codes = p.scale + scale_index(s.place, p.layout, (span.col + col) >> p.col_shift,
@@ -145,7 +145,7 @@ struct ColwiseRun {
     }
   }
 
-  // Swizzled: two threads per column, in the order in which the scales are stored.
+  // The order of threads for swizzled scales: that of the scales in memory, two threads per column.
   static constexpr int kBand = kScaleTileRows / kScaleTileCols;
   __device__ static int swizzled_col() {
     const int word = static_cast<int>(threadIdx.x) / kCodes;
@@ -156,7 +156,8 @@ struct ColwiseRun {
     return threadIdx.x % kCodes * kCodes + code_index;
   }
 
-  // A tile may straddle two tiles of scales, as it is cut in the buffer and they are cut at panels.
+  // A tile may straddle two tiles of scales, because tiles are cut in the buffer, but tiles of
+  // scales at panels.
   __device__ void load_swizzled(const TileSpan& span) {
     const e8m0* codes = p.scale + s.place.scale +
                         span.col / kTileCols * s.place.scale_stride * kScaleTileBytes +
@@ -193,7 +194,7 @@ struct ColwiseRun {
     const int mine = loaded;
     store_codes(s, mine);
     __pipeline_wait_prior(0);
-    // Behind it this tile is complete, and all threads have decoded the previous one.
+    // After this barrier the tile is complete, and all threads have decoded the previous one.
     __syncthreads();
     load_next();
     // A fragment's eight rows share a block, as colwise blocks have 32 or more rows.
@@ -262,7 +263,8 @@ __global__ __launch_bounds__(kThreads, ctas_per_sm<T>(kForm)) void dequantize_ke
   const auto store = [&](int i, const Row<T>& row) {
     const int64_t at_row = at.panel.begin + span.row + fragment_row() + i;
     T* const to = p.x + at_row * p.panels.cols + span.col + fragment_col();
-    // The tile may begin before the panel; the panel's first row is the first row of a fragment.
+    // The tile may begin before the panel. Panels begin at multiples of 32 rows of the buffer, so
+    // all rows of a fragment are then before the panel, or none.
     const bool before = kForm == Form::kColwise && span.row + fragment_row() < 0;
     const int count = fragment_row() + i < span.rows && !before ? span.cols - fragment_col() : 0;
     if constexpr (kForm == Form::kRowwise && kAligned && std::is_same_v<T, bf16>)

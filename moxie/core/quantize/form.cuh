@@ -32,7 +32,7 @@ FormParams<kForm> form_params(const std::optional<QuantizedOut>& out) {
           .scale_bytes = numel(out->scale.shape)};
 }
 
-// The part of the form that a tile writes. In the tail: rows that no group covers.
+// Where a tile writes its part of the form. The part of a tail tile is rows that no group covers.
 template <Form kForm>
 __device__ TileOut tile_out(const FormParams<kForm>& form, const Place& place, const RowTile& at,
                             const Panels& panels, int64_t col) {
@@ -60,8 +60,9 @@ __device__ inline void store_codes(e8m0* to, uint32_t codes, int count) {
     if (i < count) to[i] = {static_cast<uint8_t>(codes >> (8 * i))};
 }
 
-// The line of the tile whose scales this thread stores, of kTileRows threads. For swizzled scales,
-// threads are reordered so that neighbours store neighbouring words (L2 works in 32-byte sectors).
+// The line of the tile whose scales are stored by thread `thread` of kTileRows. For swizzled
+// scales, threads are reordered so that neighbours store neighbouring words (L2 works in 32-byte
+// sectors).
 template <Form kForm>
 __device__ int scale_line(const FormParams<kForm>& form, int thread) {
   constexpr int kBands = 4, kBand = kScaleTileRows / kBands;
@@ -76,9 +77,9 @@ struct TileScales {
   int64_t outer, k;
 
   // Stores the scales of one line. `codes` has one byte per 32 elements along k; larger blocks
-  // repeat theirs.
-  //   plain     stored by the first line of each block
-  //   quads     the same; a tile has one byte of a quad, and the last tile along k also writes the
+  // repeat theirs. What is stored depends on the layout:
+  //   plain     the first line of each block stores the block's scale
+  //   quads     likewise; a tile has one byte of a quad, and the last tile along k also writes the
   //             padding of the last quad
   //   swizzled  a tile is exactly one tile of swizzled scales, written whole with its padding
   __device__ void store(const TileOut& out, int line, uint32_t codes) const {
@@ -135,8 +136,8 @@ __device__ inline void store_column_scales(const TileScales<Form::kColwise>& sca
   }
 }
 
-// Zeroes the elements past the last group, and their plain scales or quads. zero_swizzled() does
-// the same for swizzled scales, one range of bytes that is split evenly over the CTAs of the tail.
+// Zeroes the elements past the last group, and their plain scales or quads. For swizzled scales
+// zero_swizzled() does it: they are one range of bytes, split evenly over the CTAs of the tail.
 template <bool kAligned, Form kForm>
 __device__ void zero_tail(const FormParams<kForm>& form, const Place& place, const RowTile& at,
                           const Panels& panels, int64_t col, int64_t step) {

@@ -2,7 +2,7 @@
 //   x[r, c] ~ qdata[r, c] * scale[block of (r, c)]          (rounding: NUMERICS.md, section 4)
 //
 // Rowwise keeps the order of x and is contracted over columns (forward, dgrad). Colwise is stored
-// transposed and is contracted over rows (wgrad; dgrad for weights). For both, x is read once.
+// transposed and is contracted over rows (wgrad; dgrad for weights). Making both reads x only once.
 #pragma once
 
 #include "moxie/core/format/bf16.h"

@@ -128,10 +128,10 @@ __device__ void find_places(const QuantizeParams<Source>& p, Storage& s, const R
 //   B2       kColwise && !tall   columns (colwise amax reads them), row_code
 //   B3       kColwise || tall    tile and col_code; row_code if tall
 //
-// Reuse: the next part writes `columns` behind B3, and row_code, tile and col_code behind B3 and
-// its own B1 or B2 (row_code, if not tall, is read before B3 already). If neither kColwise nor
-// tall, each warp stores the scales of its own rows and needs only __syncwarp(). The stage needs no
-// barrier: each thread reads what it staged itself.
+// Shared memory is used again by the next part, which writes `columns` after B3, and row_code, tile
+// and col_code after B3 and its own B1 or B2 (row_code, if not tall, is read before B3 already). If
+// neither kColwise nor tall, each warp stores the scales of its own rows and needs only
+// __syncwarp(). The stage needs no barrier: each thread reads what it staged itself.
 template <class Source, bool kRowwise, bool kColwise, class Storage>
 __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const RowTile& at,
                              int64_t col) {
@@ -163,7 +163,8 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kColwise) col_out = tile_out(p.colwise, s.colwise, at, p.panels, col);
   row_out.outer = rows;
   // With the colwise form, the last kTileRows threads store the row scales (the others are busy
-  // with the column scales), behind B2 or B3. Without it, each warp stores those of its own rows.
+  // with the column scales), after barrier B2 or B3. Without it, each warp stores those of its own
+  // rows.
   const auto store_row_scales = [&](int64_t at_col) {
     const int line =
         kColwise ? scale_line(p.rowwise, static_cast<int>(threadIdx.x % unsigned{kTileRows}))
@@ -176,7 +177,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
   if constexpr (kStaged) source.hold(span_at(col), held);
   for (;;) {
     if constexpr (kStaged) source.unstage(span_at(col), s.stage, held, fragments);
-    // Read from shared memory in every tile, to save registers.
+    // The stride is read from shared memory again for every tile, to save registers.
     if constexpr (kRowwise) row_out.stride = s.rowwise.qdata_stride;
     row_out.k = col_out.outer = clip(cols - col, kTileCols);
 #pragma unroll
@@ -193,7 +194,8 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
         amax_over_lanes<kFragmentLanes>(mine);
         if (lane_index() < kFragmentLanes) s.columns[warp_index()][lane_index()] = mine;
       }
-      // Prefetch the next tile: the amax above depends on all of the stage, so it has been read.
+      // Prefetches the next tile into the stage. All of the stage has been read: the amax above
+      // needs it.
       if (kStaged && part == 0 && col + step < cols) load(col + step);
       if (tall) __syncthreads();  // B1
       if constexpr (kRowwise) {
@@ -221,7 +223,7 @@ __device__ void quantize_run(const QuantizeParams<Source>& p, Storage& s, const 
                          rows);
       }
 
-      // The registers are free: the load of the next tile overlaps the store of this one.
+      // The fragments have been used, so the load of the next tile overlaps the store of this one.
       if (!kStaged && part + 1 == kParts && col + step < cols) load(col + step);
       if (kColwise || tall) __syncthreads();  // B3
       if constexpr (kColwise) {

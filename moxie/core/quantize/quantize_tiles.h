@@ -9,13 +9,13 @@
 
 namespace moxie::cpu {
 
-// Both forms of a result; either may be null.
+// Where a panel's rowwise and colwise forms go; either may be null.
 struct Targets {
   const Target *rowwise, *colwise;
 };
 
 // Calls f(tile, next tile or null, targets, state) for every tile of a group, and zeroes what no
-// group covers. One State is made per thread's range of work; State::tile is a Scratch.
+// group covers. Each thread's range of work has its own State, whose member `tile` is a Scratch.
 template <class State, class F>
 void quantize_tiles(const QuantizeForms& forms, const WalkArgs& args, const Exec& exec,
                     const F& f) {
@@ -50,8 +50,8 @@ inline int64_t alignment_of(const QuantizeForms& forms) {
   return forms.colwise ? forms.colwise->block.rows : 1;
 }
 
-// A tile of intermediate values that no tensor holds. The stride is an odd number of cache lines,
-// so that rows map to different cache sets.
+// A tile of intermediate values that no tensor holds. In bf16 the stride is an odd number of cache
+// lines, so that rows map to different cache sets.
 template <class T>
 struct ValueScratch {
   static constexpr int kStride = kTileCols + 96;

@@ -9,7 +9,8 @@
 namespace moxie::cpu {
 namespace {
 
-// An odd number of cache lines, so that rows map to different cache sets.
+// Elements from one row of a tile to the next. In bf16 this is an odd number of cache lines, so
+// that rows map to different cache sets.
 constexpr int kValueStride = kTileCols + 96;
 
 struct RequantizeScratch {

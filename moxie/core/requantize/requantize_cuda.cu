@@ -16,10 +16,11 @@
 namespace moxie::cuda {
 namespace {
 
-// [[maybe_unused]]: on GPUs without TMA the kernel is empty.
+// The functions below are [[maybe_unused]]: on GPUs without TMA the kernel is empty.
 
-// amax of blocks one column wide. If blocks are 32 rows tall, a warp has all rows of its blocks.
-// Both this and amax_over_block() contain one barrier, behind which every thread has read the tile.
+// Reduces amax for blocks that are one column wide. If blocks are 32 rows tall, a warp has all rows
+// of its blocks. This function and amax_over_block() contain one barrier each: after it, every
+// thread has read the tile.
 [[maybe_unused]] __device__ void amax_over_columns(RequantizeStorage& s, Block block,
                                                    Amax<bf16>& amax) {
   const int lane = lane_index() % kWarpFragments, first = warp_index() % 2 * kWarpFragments;
@@ -33,7 +34,7 @@ namespace {
   for (int i = 1; i < kRowBlocks; ++i) update_amax(amax, s.columns[i][first + lane]);
 }
 
-// amax of blocks 32 or more columns wide: one value per fragment.
+// Reduces amax for blocks that are 32 or more columns wide, so that a fragment has one value.
 [[maybe_unused]] __device__ void amax_over_block(RequantizeStorage& s, Block block,
                                                  Amax<bf16>& amax) {
   const auto update = [](uint32_t& most, uint32_t by) { most = Amax<bf16>::max_of(most, by); };
@@ -72,7 +73,7 @@ static_assert(sides_are<1, 32, 128>());
                                                   int32_t y) {
   if (out.k == kTileRows && out.outer == kTileCols) {
     if (threadIdx.x != 0) return;
-    // Half of a 256-byte L2 line; the tile above or below writes the other half, so keep it in L2.
+    // Half of a 256-byte L2 line. The tile above or below writes the other half, so keep it in L2.
     ptx::tma_store_3d(&p.transposed, &tile, x, y / kFragment, 0, ptx::keep_in_l2());
     ptx::bulk_commit_group();
     return;
@@ -120,8 +121,8 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
       amax_over_block(s, p.colwise.block, amax);
     else
       amax_over_columns(s, p.colwise.block, amax);
-    // Behind the barrier of the amax: all threads have read this stage, so it can be refilled, and
-    // TMA has read the previous transposed tile, so s.tile can be overwritten.
+    // After the barrier in amax_over_*(), all threads have read this stage, so it can be refilled,
+    // and TMA has read the previous transposed tile, so s.tile can be overwritten.
     if (threadIdx.x == 0 && index + kStages < tiles) load_tile(p, s, at, col, index + kStages);
     const Scales<bf16> factors(amax, p.choice);
     if (lane_index() < kWarpFragments)
@@ -151,7 +152,8 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   if (tile >= p.row_tiles) return;
   const int64_t col = static_cast<int64_t>(run) * length * kTileCols;
   if (threadIdx.x == 0) {
-    // Prefetch to L2 while the first wave searches. The address is a guess that ignores offs.
+    // Prefetches to L2 while the first wave of CTAs searches for rows. The address is a guess that
+    // ignores offs.
     if (work < p.ctas_at_once)
       for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
         ptx::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
@@ -180,7 +182,8 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   mine.cols = min<int64_t>(mine.cols, col + tiles * kTileCols);
   zero_tail<true>(p.colwise, s.colwise, at, mine, col, kTileCols);
   const int64_t first = at.row / kTileRows;
-  // By the first CTA of each row of tiles, because rows differ in their number of CTAs (Ending).
+  // Only the first CTA of each row of tiles zeroes them, because rows of tiles differ in their
+  // number of CTAs (Ending).
   if (run == 0) zero_swizzled(p.colwise, s.colwise, first, p.row_tiles - (tile - first));
 }
 
@@ -223,7 +226,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       run_length(panels, row_tiles, col_tiles, {.longest = kLongest, .ctas_per_sm = kCtas});
   const int64_t num_runs = ceil_div(col_tiles, run);
   const int ctas_at_once = kCtas * num_multiprocessors(-1);
-  // Half a wave: single tiles are a little slower than tiles of a run.
+  // Half a wave of CTAs with single tiles, because these are a little slower than tiles of a run.
   const Ending ending =
       Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, ctas_at_once / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);

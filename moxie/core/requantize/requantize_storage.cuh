@@ -16,7 +16,7 @@ inline constexpr int kStages = 2;  // tiles in flight
 inline constexpr int kCtas = 3;    // per SM: limited by registers
 inline constexpr int kWarpCols = 64;
 inline constexpr int kWarpFragments = kWarpCols / kFragment;  // fragments of a warp along a row
-inline constexpr int kRowBlocks = kTileRows / kMxBlock;       // of a tile; a pair of warps has one
+inline constexpr int kRowBlocks = kTileRows / kMxBlock;       // of a tile; two warps share one
 inline constexpr int kColBlocks = kTileCols / kMxBlock;       // of a tile
 inline constexpr int kRunBlocks = kRun * kColBlocks;
 static_assert(kWarps == kRowBlocks * (kTileCols / kWarpCols));
@@ -29,7 +29,8 @@ __device__ inline int my_col() {
 }
 
 // A tile as TMA delivers it. Half a warp reads 64 bytes in each of two rows that are eight apart,
-// which conflict in the banks; TMA allows no other pitch than a multiple of 128 bytes.
+// which conflict in the banks. Another pitch would avoid that, but TMA allows only multiples of 128
+// bytes.
 struct alignas(128) RowStage {
   uint8_t byte[kTileRows][kTileCols];
 };
@@ -78,7 +79,8 @@ struct RequantizeStorage {
   alignas(16) Amax<bf16> columns[kRowBlocks][kFragmentLanes];
   alignas(16) uint32_t block_amax[kColBlocks][kRowBlocks];  // of each 32 x 32
   alignas(8) uint8_t col_code[kRowBlocks][kTileCols];
-  // One per 32 columns of the run; + 4 bytes keep the rows in different banks.
+  // One code per 32 columns of the run. The 4 bytes more put neighbouring rows into different
+  // banks.
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
   alignas(8) uint64_t arrived[kStages];
   Place rowwise, colwise;

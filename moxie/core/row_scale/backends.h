@@ -17,7 +17,7 @@ void quantize_row_scale(const RowScaleArgs& args, const Panels& panels, void* st
 void dequantize_row_scale(const DequantizeRowScaleArgs& args, const Panels& panels, void* stream);
 }  // namespace cuda
 
-// Index of a panel's first element in qdata_t, and the stride between its rows.
+// The index of a panel's first element in qdata_t, and the stride between rows of qdata_t.
 struct RowScalePlace {
   int64_t qdata, stride;
 };

@@ -19,7 +19,7 @@ Panels check(const DequantizeRowScaleArgs& args, Backend backend) {
   return panels;
 }
 
-// The values of the 256 codes: the cpu backend decodes by table.
+// The values of the 256 codes, because decode_row() decodes by table.
 std::array<float, 256> decode_table() {
   std::array<float, 256> table;
   for (int code = 0; code < 256; ++code) table[code] = to_float(e4m3{static_cast<uint8_t>(code)});

@@ -1,5 +1,5 @@
-// dequantize_row_scale: an operand of quantize_row_scale back to x, in the order of x: qdata *
-// scale in f32, for bf16 rounded to nearest even.
+// dequantize_row_scale: from an operand of quantize_row_scale back to x, in the order of x: qdata *
+// scale in f32, rounded to nearest even if x is bf16.
 #pragma once
 
 #include "moxie/core/row_scale/row_scale.h"

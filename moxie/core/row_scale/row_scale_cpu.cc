@@ -47,7 +47,8 @@ void quantize_rows(const RowScaleArgs& args, const Panels& panels, int64_t cover
   });
 }
 
-// Atomic maximum: the rows of a group are distributed over threads.
+// Raises `most` to `value` if that is larger. Atomic, because the rows of a group are distributed
+// over threads.
 void raise(int32_t& most, int32_t value) {
   std::atomic_ref<int32_t> shared(most);
   int32_t seen = shared.load(std::memory_order_relaxed);

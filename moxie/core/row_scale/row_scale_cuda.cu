@@ -38,7 +38,7 @@ struct Position {  // of a tile
   }
 };
 
-// The reciprocal. Both are powers of two, or NaN.
+// The encode factor is the reciprocal of the decode factor. Both are powers of two, or NaN.
 __device__ float encode_of(float decode) {
   if (decode != decode) return decode;
   return std::bit_cast<float>((254u << 23) - std::bit_cast<uint32_t>(decode));
@@ -115,7 +115,8 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
   const int64_t first = work_index() * kRounds * Team::kPerCta + Team::index();
   if (first - Team::index() >= total) return;
   RowPieces<T, Team> pieces{};
-  // Also loads rows that no group covers, whose values are not used: the search need not be done.
+  // Loads before the search for `covered`, so that the two overlap. The row may be one that no
+  // group covers; its values are then not used.
   if (first < total) pieces.load(p.x + first * cols, cols);
   const int64_t covered = p.panels.offs ? end_of_groups(p.panels, p.panels.count, search) : total;
   int64_t row = first;
@@ -144,8 +145,9 @@ __global__ __launch_bounds__(RowTeam<kRowWarps>::kCta, sizeof(T) == 2 ? 4 : 3) v
 
 // ---- any rows, and groups ----
 
-// Atomic maximum of the amax in the scale buffer. 0 means "no group covers it" or "empty group", so
-// an amax of 0 is stored as 1, the smallest magnitude, which gives the same scale.
+// Raises the amax in the scale buffer, atomically. A 0 there means "no group covers it" or "empty
+// group", so an amax of 0 is stored as the bits 1, the smallest magnitude, which gives the same
+// scale.
 __device__ void update_amax_in_scale(float* scale, uint32_t amax) {
   atomicMax(reinterpret_cast<unsigned*>(scale), max(amax, 1u));
 }
@@ -202,7 +204,7 @@ __global__ __launch_bounds__(kThreads) void decode_kernel(const __grid_constant_
   if (i < p.count && p.scale[i] != 0.f) p.scale[i] = row_scale_of(p.scale[i]).decode;
 }
 
-// The part of one form that a tile writes. In the tail: what no group covers.
+// Where a tile writes its part of one form. The part of a tail tile is what no group covers.
 template <Form kForm, class T, bool kAligned>
 __device__ TileOut tile_out(const RowScaleParams<T, kAligned>& p, const RowTile& at,
                             const TileSpan& span) {

@@ -5,7 +5,8 @@
 
 namespace moxie {
 
-// A run is a matrix of scales that is swizzled on its own: a matrix of a stack, or a group.
+// A run is a matrix of scales that is swizzled on its own: one of a stack, or the scales of a
+// group.
 struct SwizzleRun {
   int64_t plain, plain_stride;  // index of element (0, 0); elements from one row to the next
   int64_t rows, cols;
@@ -23,7 +24,7 @@ constexpr Panels swizzle_panels(const Shape& plain, const int32_t* offs, int64_t
           .weights = plain.dims == 3};
 }
 
-// panel comes from next_panel(panels, ..., kScaleTileCols).
+// The run of a panel that next_panel(panels, ..., kScaleTileCols) returned.
 constexpr SwizzleRun swizzle_run(const Panels& p, const Panel& panel, Form form) {
   if (form == Form::kRowwise) {
     const int64_t tiles = ceil_div(p.cols, kScaleTileCols);

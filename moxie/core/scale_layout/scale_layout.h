@@ -1,16 +1,17 @@
 // Converts scales between layouts, for interop: Moxie's quantizers write the layout that their
-// consumer reads, so training never calls these. Scales belong to an operand [outer, k]
-// (format/block.h). Plain scales have one per 1 x 32: [outer, ceil(k / 32)], or a stack of such
-// matrices for weights.
+// consumer reads, so training never calls these ops. Scales belong to an operand [outer, k]
+// (format/block.h). The plain scales here have one scale per 1 x 32: [outer, ceil(k / 32)], or a
+// stack of such matrices for weights.
 #pragma once
 
 #include "moxie/core/layout/check_args.h"
 
 namespace moxie {
 
-// Plain <-> swizzled. Without offs: one matrix, or the G matrices of a stack. With offs the operand
-// is ragged: a rowwise operand along its rows, and offs count rows; a colwise operand along k, and
-// offs count columns of scales (padded_offs(offs, 32) / 32 of the token offs).
+// swizzle_scale: from plain to swizzled. Without offs the scales are one matrix, or the G matrices
+// of a stack. With offs the operand is ragged. A rowwise operand is ragged along its rows, and offs
+// count rows; a colwise operand is ragged along k, and offs count columns of scales
+// (padded_offs(offs, 32) / 32 of the token offs).
 struct SwizzleArgs {
   Form form = Form::kRowwise;  // what offs count: rows, or columns of scales
   View<const e8m0> plain;      // [outer, cols] or [G, outer, cols]
@@ -38,7 +39,7 @@ BasicShape<Int> swizzled_shape(const BasicShape<Int>& plain, const std::optional
   return {rows, width};
 }
 
-// The scales of larger blocks <-> one per 1 x 32.
+// replicate_scale: from one scale per block to one per 1 x 32, by repeating it.
 struct ReplicateArgs {
   Form form = Form::kRowwise;
   Block block = {};          // rows x cols of x
@@ -47,7 +48,8 @@ struct ReplicateArgs {
 };
 void replicate_scale(const ReplicateArgs& args, const Exec& exec);
 
-// Scales that differ inside a block are refused on a CPU; a GPU takes the first of each block.
+// compact_scale: from one scale per 1 x 32 to one per block. Scales that differ inside a block are
+// refused on a CPU; a GPU takes the first of each block.
 struct CompactArgs {
   Form form = Form::kRowwise;
   Block block;

@@ -23,9 +23,9 @@ struct SwizzleParams {
   uint32_t runs;  // CTAs of kSwizzleCols columns in a row of tiles
 };
 
-// Rows of plain scales, each starting at the 16-byte boundary before its first scale. The pitch is
-// an odd number of words, so that both access patterns (four rows of eight chunks; one word of 32
-// rows) are free of bank conflicts.
+// Holds rows of plain scales, each from the 16-byte boundary before its first scale on. The pitch
+// is an odd number of words, so that both access patterns (four rows of eight chunks; one word of
+// 32 rows) are free of bank conflicts.
 struct SwizzleStorage {
   static constexpr int kPitch = 41;
   static constexpr int kMargin = 4;  // words in front of a row, for unswizzle_tile()
@@ -39,7 +39,7 @@ struct SwizzleTile {
   int64_t row, col;
   int rows, cols;  // inside the run; at most 128
 
-  // Bytes from the 16-byte boundary to the first scale of row r.
+  // Bytes from the 16-byte boundary before row r to the row's first scale.
   __device__ int shift(const e8m0* plain, int r) const {
     return static_cast<int>(reinterpret_cast<uintptr_t>(at(plain, r)) % kWide);
   }
@@ -47,7 +47,8 @@ struct SwizzleTile {
   __device__ T* at(T* plain, int r) const {
     return plain + run.plain + (row + r) * run.plain_stride + col;
   }
-  // Index of this lane's 16 bytes of the swizzled tiles that begin at chunk `index`.
+  // Index of this lane's 16 bytes in the first of the four swizzled tiles that hold the 16 columns
+  // of chunk `index`.
   __device__ int64_t swizzled(int index, int lane) const {
     return run.swizzled + swizzled_index(row, col + index * kWide, run.tiles_per_row) +
            lane * kWide;
@@ -120,8 +121,9 @@ __device__ void store_wide(e8m0* at, const uint4& value, int first, int last) {
   }
 }
 
-// Calls f(i, row, chunk) for a thread's chunks of 16 bytes: neighbouring threads have the first
-// eight chunks of a row. A row that is not aligned has a ninth, which comes last.
+// for_each_row_chunk() calls f(i, row, chunk) for a thread's chunks of 16 bytes: neighbouring
+// threads have the first eight chunks of a row. A row that is not aligned has a ninth, which comes
+// last.
 constexpr int kMyChunks = kTileRows * kRowChunks / kThreads + 1;
 
 template <class F>
@@ -139,7 +141,7 @@ __device__ void swizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const Sw
   for_each_row_chunk([&](int i, int r, int index) {
     const int first = index * kWide - tile.shift(p.from, r);
     if (r >= tile.rows || first >= tile.cols) return;
-    // Reads all 16 bytes, also of neighbouring rows, as long as they are inside the tensor.
+    // Reads all 16 bytes if they are inside the tensor, even if some belong to a neighbouring row.
     const e8m0* from = tile.at(p.from, r) + first;
     const bool whole = from >= p.from && from + kWide <= p.from + p.from_bytes;
     four[i] = load_wide(from, whole ? 0 : -first, whole ? kWide : tile.cols - first);
@@ -208,8 +210,8 @@ __device__ void unswizzle_tile(const SwizzleParams& p, SwizzleStorage& s, const 
   });
 }
 
-// Zeroes what no group covers: a range of bytes, shared by the CTAs of the tail; or columns of the
-// plain matrix.
+// Zeroes what no group covers: a range of bytes, which the CTAs of the tail share; in a plain
+// colwise matrix, columns.
 template <Direction kDirection>
 __device__ void zero_tail(const SwizzleParams& p, const RowTile& at, uint32_t index,
                           uint32_t count) {
@@ -227,8 +229,7 @@ __device__ void zero_tail(const SwizzleParams& p, const RowTile& at, uint32_t in
   }
 }
 
-// Launch bounds: six CTAs per SM need at most 40 registers per thread; without them the compiler
-// uses 60.
+// Six CTAs per SM leave 40 registers per thread; without these launch bounds the compiler uses 60.
 template <Direction kDirection>
 __global__ __launch_bounds__(kThreads,
                              6) void swizzle_kernel(const __grid_constant__ SwizzleParams p) {

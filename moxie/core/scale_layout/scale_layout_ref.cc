@@ -19,7 +19,7 @@ void for_each_scale(const Panels& panels, Form form, F&& f) {
   }
 }
 
-// Calls f(index in replicated, index in compact).
+// Calls f(index in replicated, index in compact) for every replicated scale.
 template <class F>
 void for_each_replica(const Shape& replicated, Form form, Block block, F&& f) {
   const Shape compact = compact_shape<int64_t>(replicated, form, block);
