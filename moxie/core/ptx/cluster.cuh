@@ -1,4 +1,4 @@
-// Clusters, and moving registers between the warpgroups of a CTA.
+// Synchronizes clusters, and moves registers between the warpgroups of a CTA.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ __device__ __forceinline__ uint32_t cluster_cta_rank() {
   return rank;
 }
 
-// The instruction is .aligned: all lanes of a warp must execute it together, hence the __syncwarp()
-// after possibly divergent code.
+// The instructions are .aligned: all lanes of a warp must execute them together. The code before
+// may diverge, hence the __syncwarp().
 __device__ __forceinline__ void cluster_sync() {
   __syncwarp();
   asm volatile(

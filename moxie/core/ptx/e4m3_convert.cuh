@@ -1,5 +1,5 @@
-// e4m3 in registers: with the conversion instructions of sm_89 and later, before that with
-// integers.
+// Converts e4m3 in registers: on sm_89 and later with conversion instructions, before that with
+// integer arithmetic.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -31,7 +31,7 @@ __device__ inline uint32_t f16x2_of_high_e4m3x2(uint32_t four) {
   return halves;
 }
 
-// Encodes two words of two f16 each, in order. Rounds to nearest even and saturates.
+// Encodes two words of two f16 each as four e4m3, in order. Rounds to nearest even and saturates.
 __device__ inline uint32_t e4m3x4_of_f16x2(uint32_t first, uint32_t second) {
   uint32_t four;
   asm("{ .reg .b16 low, high; cvt.rn.satfinite.e4m3x2.f16x2 low, %1;"
@@ -57,7 +57,7 @@ __device__ inline E4m3Word encode4(const float* x) {
   return encode2(x[0], x[1]) | encode2(x[2], x[3]) << 16;
 }
 
-// Exact. NaN stays NaN; its bits are unspecified.
+// Decodes four elements exactly. NaN stays NaN; its bits are unspecified.
 __device__ inline void decode4(E4m3Word word, float* x) {
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {

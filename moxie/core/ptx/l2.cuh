@@ -10,8 +10,8 @@ __device__ __forceinline__ void prefetch_l2(const void* at) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
 }
 
-// The evict_last policy: evict other lines first. For a part of a 256-byte line whose other part is
-// accessed soon, so that memory is accessed once for both.
+// The evict_last policy: other lines are evicted first. It is for one part of a 256-byte line if
+// the other part is accessed soon, so that memory is accessed once for both.
 __device__ __forceinline__ uint64_t keep_in_l2() {
   uint64_t policy;
   asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
@@ -29,8 +29,8 @@ __device__ __forceinline__ void store_kept(void* to, uint8_t v) {
                : "memory");
 }
 
-// cp.async of eight bytes to shared memory; __pipeline_commit() closes the group. Prefetches the
-// whole 256-byte line to L2.
+// Copies eight bytes to shared memory with cp.async; __pipeline_commit() closes the group.
+// Prefetches the whole 256-byte line to L2.
 __device__ __forceinline__ void copy_async_8(void* to, const void* from) {
   asm volatile("cp.async.ca.shared.global.L2::256B [%0], [%1], 8;" ::"r"(
                    static_cast<uint32_t>(__cvta_generic_to_shared(to))),

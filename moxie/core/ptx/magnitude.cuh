@@ -1,7 +1,7 @@
-// Maximum of two magnitudes in one instruction, which takes absolute values of its arguments; NaN
-// wins. The sign of the result is undefined; callers that need the magnitude clear it. Before sm_86
-// the bits are compared as integers: magnitudes are ordered like their bits, and NaN is the
-// largest.
+// The maximum of two magnitudes, NaN if one is NaN. One instruction does it, which takes the
+// absolute values of its arguments. The sign of the result is undefined; callers that need the
+// magnitude clear it. Before sm_86 the bits are compared as integers: a larger magnitude has larger
+// bits, and NaN has the largest.
 #pragma once
 
 #include <bit>

@@ -1,6 +1,7 @@
-// Features of GPUs. Kernels choose at compile time, by these constants; a library for several GPUs
-// holds a version of each kernel for every one. The host asks the current GPU. MOXIE_CUDA_PLAIN
-// restricts kernels to the features of sm_80, so that a newer GPU can test that code.
+// Which GPU has which features. Kernels choose at compile time, by these constants; a library for
+// several GPUs holds a version of each kernel for every one. Host code asks the current GPU.
+// MOXIE_CUDA_PLAIN restricts kernels to the features of sm_80, so that a newer GPU can test the
+// code for sm_80.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -39,12 +40,12 @@ inline int shared_here(std::string_view op) {
   return bytes;
 }
 
-// Whether the version of this kernel that the current GPU runs uses TMA. The GPU's capability does
-// not tell, because it may run code that was compiled for an older one.
+// Whether the version of this kernel that the current GPU runs uses TMA. The GPU's compute
+// capability does not tell, because the GPU may run a version that was compiled for an older one.
 template <class Params>
 bool has_tma(std::string_view op, void (*kernel)(Params)) {
   if (kPlain) return false;
-  // Cached: the query takes longer than a launch.
+  // The answer is cached, because the query takes longer than a launch.
   thread_local int known_device = -1;
   thread_local bool known = false;
   int device = 0;

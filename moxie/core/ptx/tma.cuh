@@ -26,7 +26,7 @@ __device__ __forceinline__ void tma_load_2d_multicast(const CUtensorMap* map, ui
       : "memory");
 }
 
-// Loads a box that starts at 0 in the three middle dimensions.
+// Loads the box at (first, 0, 0, 0, last).
 __device__ __forceinline__ void tma_load_5d(const CUtensorMap* map, uint64_t* barrier, void* smem,
                                             int32_t first, int32_t last) {
   asm volatile(

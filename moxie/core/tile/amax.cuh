@@ -9,9 +9,10 @@
 
 namespace moxie::cuda {
 
-// ---- magnitudes: ordered like their bits; NaN is the largest ----
+// ---- amax as bits: a larger magnitude has larger bits, and NaN has the largest ----
 
-// The amax of eight rows or eight columns. Sign bits are undefined. bf16 packs two in a word.
+// The amax of each of a fragment's eight rows, or of its eight columns. Sign bits are undefined.
+// bf16 packs two in a word.
 template <class T>
 struct Amax;
 
@@ -54,7 +55,8 @@ __device__ void update_amax(Amax<T>& amax, const Amax<T>& by) {
     amax.word[i] = Amax<T>::max_of(amax.word[i], by.word[i]);
 }
 
-// Reduces amax over the lanes that differ only in the bits of kLanes.
+// Replaces amax by its maximum over the lanes whose indices differ only in bits that kLanes has
+// set.
 template <int kLanes, class T>
 __device__ void amax_over_lanes(Amax<T>& amax) {
 #pragma unroll
@@ -66,8 +68,7 @@ __device__ void amax_over_lanes(Amax<T>& amax) {
   }
 }
 
-// ---- scales: the codes of eight amax, and the inverse scales that elements are multiplied with
-// ----
+// ---- scales: the codes for eight amax, and the inverses, which elements are multiplied with ----
 
 template <class T>
 struct Scales;

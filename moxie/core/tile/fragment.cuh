@@ -42,7 +42,8 @@ struct Fragment<bf16> {
   uint32_t word[kFragment][kFragment / 2];
 
   __device__ void prepare() {}
-  // Row i, multiplied with the inverse scale of the row, or with those of the columns.
+  // by_row() gives row i times the inverse scale of that row, by_column() row i times those of its
+  // columns.
   __device__ void by_row(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
     const uint32_t both = __byte_perm(scales.inverse[i / 2], 0, i % 2 ? 0x3232 : 0x1010);
     uint32_t scaled[kFragment / 2];
@@ -70,7 +71,7 @@ struct Fragment<bf16> {
     return amax;
   }
   __device__ Amax<bf16> rows() const {
-    // Packed: the amax of a row's even columns, and of its odd columns.
+    // One word: the amax of the row's even columns, and that of its odd columns.
     const auto of_row = [](const uint32_t(&x)[kFragment / 2]) {
       return Amax<bf16>::max_of(Amax<bf16>::max_of(x[0], x[1]), Amax<bf16>::max_of(x[2], x[3]));
     };
@@ -132,17 +133,18 @@ struct Fragment<float> : FloatRows<Fragment<float>> {
   __device__ void row(int i, float (&x)[kFragment]) const { to_floats(word[i], x); }
 };
 
-// e4m3 with a scale per row. Values have four significant bits, so bf16 holds them exactly. f16
-// does as well, in units of the largest row scale, if the smallest row scale is at most 2^14 below
-// it: then `exact` is true, as for nearly all real tensors.
+// A fragment of e4m3 with a scale per row. Scaled values have four significant bits, so bf16 holds
+// them exactly. So does f16, in units of the largest row scale, if the smallest row scale is at
+// most 2^14 times smaller: then `exact` is true, as for nearly all real tensors.
 template <>
 struct Fragment<e4m3> {
   using AmaxElement = bf16;
   uint32_t word[kFragment][kFragment / 4];
-  // Codes of rows 2 i and 2 i + 1, i = lane % 4: four neighbouring lanes share the scales of their
-  // columns, and each loads those of two rows. Kept apart, so that no load waits for another.
+  // The scale codes of two rows. Four neighbouring lanes need the same scales, because they have
+  // the same rows and a rowwise block has at least 32 columns. So each lane loads those of rows 2 i
+  // and 2 i + 1, i = lane % 4. Two bytes, not one word, so that no load waits for the other.
   uint8_t loaded[2];
-  uint32_t code[kFragment / 2];  // codes of two rows, in 16 bits each
+  uint32_t code[kFragment / 2];  // each word has the codes of two rows, in 16 bits each
   uint32_t unit;                 // the largest code
   bool exact;
   // Written by columns() for the transpose: f16 in units of the largest scale if `exact`, else a
@@ -167,7 +169,8 @@ struct Fragment<e4m3> {
 #pragma unroll
     for (int j = 0; j < kFragment; ++j) x[j] *= scale;
   }
-  // Scaled row i, if factors() returned false; call after columns().
+  // Row i times the inverse scales of its columns, if factors() returned false. Call it after
+  // columns(), which fills `half`.
   __device__ void by_column(int i, const Scales<bf16>& scales, float (&x)[kFragment]) const {
     float inverse[kFragment];
     to_floats(scales.inverse, inverse);
@@ -190,8 +193,9 @@ struct Fragment<e4m3> {
     share_codes();
     find_unit();
   }
-  // Finds the largest code, and whether f16 holds all values exactly in units of that scale: its
-  // exponents reach 14 below, with room for the magnitudes of e4m3.
+  // Finds the largest code, and whether f16 holds all values exactly in units of its scale. It does
+  // if no code is more than 14 below: f16 has exponents enough for that and for the magnitudes of
+  // e4m3.
   __device__ void find_unit() {
     const uint32_t most = __vmaxu2(__vmaxu2(code[0], code[1]), __vmaxu2(code[2], code[3])),
                    few = __vminu2(__vminu2(code[0], code[1]), __vminu2(code[2], code[3]));
@@ -250,8 +254,8 @@ struct Fragment<e4m3> {
     return amax;
   }
 
-  // The f16 factors, packed by two, that take `half` to the range of e4m3. False if f16 has no such
-  // power of two.
+  // Writes the f16 factors, two per word, that scale `half` to the range of e4m3. Returns false if
+  // `half` does not hold f16 or if f16 does not have such powers of two.
   __device__ bool factors(const Scales<bf16>& scales, uint32_t (&factor)[kFragment / 2]) const {
     // The exponent field of a bf16 inverse is 254 - code (255 for NaN). That of the f16 factor is
     // 15 + unit - code, which must be 1 to 30.

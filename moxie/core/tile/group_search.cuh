@@ -1,12 +1,12 @@
 // Finds the rows a CTA works on: each CTA locates its row tile itself, with a scan over offs. The
 // whole kernel waits for this, so it is built for latency.
 //
-// Outline, from the bottom up:
+// Outline, from the bottom up ("my groups" are those that a thread looks at):
 //   scans         WarpScan, CtaScan       exclusive prefix sums over lanes or threads
 //   groups        LaneGroups              neighbouring groups of a lane, any offs (one warp)
 //                 ThreadGroups            kMine groups of a thread, offs that do not decrease
 //   walks         sums_before             rows, padded rows and tiles of all groups before mine
-//                 with_my_groups          chooses one of the two ways below, and calls f with them
+//                 with_my_groups          distributes groups in one of the two ways below, calls f
 //                 find_in_groups          stores the tile if it is in one of my groups
 //   entry points  find_row_tile           tile index -> group and rows, for all threads
 //                 for_each_group          f(panel) for every group, one thread each
@@ -70,7 +70,7 @@ struct WarpScan {
   }
 };
 
-// The same over all threads of the CTA, with one barrier.
+// Replaces each value by its exclusive prefix sum over all threads of the CTA, with one barrier.
 struct CtaScan {
   RowTileSearch& search;
 
@@ -113,9 +113,9 @@ class LaneGroups {
     begin_ = max_before(end);
   }
 
-  __device__ uint32_t begin() const { return begin_; }  // first row of my first group
+  __device__ uint32_t begin() const { return begin_; }  // first row of this lane's first group
 
-  // Calls f(group, rows of the group) for my groups until it returns true.
+  // Calls f(group, rows of the group) for this lane's groups until f returns true.
   template <class F>
   __device__ void for_each(F&& f) const {
     uint32_t begin = begin_;
@@ -175,12 +175,12 @@ class ThreadGroups {
 
  private:
   int32_t first_;
-  uint32_t end_[kMine + 1];  // ends of my groups, after the end of the group before them
+  uint32_t end_[kMine + 1];  // end of the group before this thread's, then those of its own
 };
 
 // ---- walks ----
 
-// Rows, padded rows and tiles of all groups before mine.
+// Sums up rows, padded rows and tiles of all groups before this thread's.
 template <Cut kCut, class Groups, class Scan>
 __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignment,
                                            const Scan& scan) {
@@ -193,7 +193,8 @@ __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignmen
   scan(before);
   GroupSums<uint32_t> sums{
       .begin = mine.begin(), .padded = before[0], .tiles = before[1], .scale_tiles = before[1]};
-  // kInBuffer: the tiles of a group depend on where it begins in the buffer, so on the first scan.
+  // With kInBuffer, a group's number of tiles depends on where the group begins in the buffer,
+  // which is known only after the first scan.
   if constexpr (kCut == Cut::kInBuffer) {
     own = {.padded = sums.padded};
     mine.for_each([&](int32_t, uint32_t rows) {
@@ -207,9 +208,9 @@ __device__ GroupSums<uint32_t> sums_before(const Groups& mine, uint32_t alignmen
   return sums;
 }
 
-// Distributes the groups over threads (all threads, or the first warp) and calls, in each of these,
-// f(my groups, sums of the groups before mine, whether mine are the last). All threads must call
-// it.
+// Distributes the groups over all threads, or over the first warp. In each of these threads calls
+// f(its groups, sums over the groups before them, whether its groups are the last). All threads
+// must call it.
 template <Cut kCut, class F>
 __device__ void with_my_groups(const Panels& panels, uint32_t alignment, RowTileSearch& search,
                                F&& f) {
@@ -230,8 +231,8 @@ __device__ void with_my_groups(const Panels& panels, uint32_t alignment, RowTile
   f(mine, sums_before<kCut>(mine, alignment, WarpScan{}), lane_index() == kWarp - 1);
 }
 
-// Stores row tile number `tile` in `found` if it belongs to one of my groups; or, if my groups are
-// the last, if it belongs to none (the tail).
+// Stores row tile number `tile` in `found` if it belongs to one of this thread's groups; or, if
+// these are the last groups, also if it belongs to no group (the tail).
 template <Cut kCut, class Groups>
 __device__ void find_in_groups(const Groups& mine, GroupSums<uint32_t> sums, bool are_last,
                                const Panels& panels, uint32_t alignment, uint32_t tile,
@@ -257,8 +258,8 @@ __device__ void find_in_groups(const Groups& mine, GroupSums<uint32_t> sums, boo
              .tail = true};
 }
 
-// Row tile number `tile`. All threads of the CTA must call it. The result is in shared memory, to
-// save registers; it is valid until the next call, which must be behind a barrier.
+// Finds row tile number `tile`. All threads of the CTA must call it. The result is in shared
+// memory, to save registers; it is valid until the next call, which must come after a barrier.
 template <Cut kCut = Cut::kAtPanels>
 __device__ const RowTile& find_row_tile(const Panels& panels, int64_t alignment, int64_t tile,
                                         RowTileSearch& search) {

@@ -11,7 +11,7 @@ namespace moxie::cuda {
 // search for those rows, short runs balance the SMs. The tiles of a run are `step` columns apart,
 // so that neighbouring tiles are read and written at the same time, by CTAs that started together.
 struct Raster {
-  int64_t step, row_tiles;  // columns between tiles of a run; rows of tiles
+  int64_t step, row_tiles;  // columns between tiles of a run; number of rows of tiles
   uint32_t runs;            // per row of tiles
   bool rows_first;          // CTAs go down the rows first: colwise output is contiguous along rows
 
@@ -35,8 +35,8 @@ struct RunLimits {
 // The longest run that leaves enough CTAs to balance the SMs.
 inline int64_t run_length(const Panels& panels, int64_t row_tiles, int64_t col_tiles,
                           const RunLimits& limits) {
-  // Enough: 15 to 20 waves of CTAs on 132 SMs with 2 or 3 CTAs each, so that a partial last wave
-  // costs little. Sources with long runs are the ones with 2 CTAs.
+  // `enough` CTAs are 15 to 20 waves on 132 SMs with 2 or 3 CTAs each, so that a partial last wave
+  // costs little. Sources that allow runs of more than 2 tiles are those with 2 CTAs.
   int64_t longest = limits.longest, enough = longest > 2 ? 4096 : 8192;
   if (want_long_runs(panels, row_tiles, limits.ctas_per_sm)) {
     longest *= 2;
@@ -59,8 +59,8 @@ struct RasterAt {
   uint32_t tile, run;
 };
 
-// The run of this CTA; `tile` is past the end if it has none. A run has at least 2^14 elements, so
-// 32-bit indices suffice.
+// The run of this CTA. If it has none, `tile` is past the last row of tiles. A run has at least
+// 2^14 elements, so 32-bit indices suffice.
 __device__ inline RasterAt raster_at(const Raster& raster) {
   const auto work = static_cast<uint32_t>(work_index());
   const auto row_tiles = static_cast<uint32_t>(raster.row_tiles);

@@ -1,5 +1,5 @@
-// Sources of fragments: bf16 or f32 in memory, or the rowwise form. Fused ops have their own
-// sources (swiglu_source.cuh, gather_source.cuh).
+// Sources, from which kernels load fragments: bf16 or f32 in memory, or the rowwise form. Fused ops
+// have their own sources (swiglu_source.cuh, gather_source.cuh).
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -99,21 +99,22 @@ struct OneTile {
   __device__ static void hold(const TileSpan&, Held&) {}
 };
 
-// bf16 or f32 in memory. kAligned: every tensor of the op allows accesses of 8 or 16 bytes.
+// Loads bf16 or f32 from memory. kAligned: every tensor of the op allows accesses of 8 or 16 bytes.
 template <class T, bool kIsAligned>
 struct FloatSource : OneTile {
   using Element = T;
   static constexpr bool kAligned = kIsAligned;
   static constexpr int kCtas = sizeof(T) == 2 ? 3 : 2;  // per SM: limited by registers
-  static constexpr int64_t kLongestRun = 2;  // tiles; longer runs spread concurrent CTAs over rows
+  // In tiles. With longer runs, the CTAs that run at the same time are spread over more rows.
+  static constexpr int64_t kLongestRun = 2;
   // Staging prefetches the next tile into shared memory. f32 would take too much of it, and has
   // enough bytes in flight without.
   static constexpr bool kStaged = kAligned && sizeof(T) == 2;
-  const T* x;  // element (0, 0) of the panel once at_rows() was called
+  const T* x;  // element (0, 0) of x; after at_rows(), of the panel
   int64_t cols;
 
-  // The source positioned at these rows. All threads must call it; other sources have a barrier
-  // here.
+  // Returns this source, positioned at the rows of `at`. All threads must call it, because some
+  // sources have a barrier here.
   __device__ FloatSource at_rows(const Panels&, const RowTile& at, Shared&) const {
     FloatSource source = *this;
     source.x += at.panel.begin * cols;
@@ -128,8 +129,8 @@ struct FloatSource : OneTile {
       load_row<kAligned>(from, row + i < span.rows ? count : 0, fragment.word[i]);
   }
 
-  // load() in two steps, stage() and unstage(), which needs no registers in between. Every thread
-  // reads back what it staged itself.
+  // stage() and unstage() do what load() does, in two steps with no registers in use between them.
+  // Every thread reads back what it staged itself.
   using Stage = uint4[kFragment][kThreads];
   __device__ void stage(const TileSpan& span, Stage& stage) const {
     const int row = fragment_row();
@@ -147,7 +148,7 @@ struct FloatSource : OneTile {
   }
 };
 
-// The rowwise form, e4m3 with scales.
+// Loads the rowwise form, which is e4m3 with scales.
 template <bool kIsAligned>
 struct RowwiseSource : OneTile {
   using Element = e4m3;
@@ -155,7 +156,7 @@ struct RowwiseSource : OneTile {
   static constexpr bool kStaged = false;
   static constexpr int kCtas = 2;
   static constexpr int64_t kLongestRun =
-      8;  // bound by arithmetic: the order in memory matters less
+      8;  // arithmetic limits its kernels, so the order in memory matters less
   const e4m3* qdata;
   const e8m0* scale;
   Block block;
@@ -169,7 +170,7 @@ struct RowwiseSource : OneTile {
   __device__ RowwiseSource at_rows(const Panels& panels, const RowTile& at, Shared&) const {
     const Place place = place_of(panels, at.panel, Form::kRowwise, block, layout);
     RowwiseSource source = *this;
-    // qdata and scale of this thread's fragment, in the first tile of columns.
+    // Moves qdata and scale to this thread's fragment in the first tile of columns.
     source.qdata += place.qdata + (at.row + fragment_row()) * cols + fragment_col();
     const int64_t row = at.row + code_row();
     source.scale += place.scale;
@@ -192,7 +193,8 @@ struct RowwiseSource : OneTile {
 
  private:
   // Four neighbouring lanes share a block, as rowwise blocks have 32 or more columns. Each lane
-  // loads the codes of two rows. The first row is even, so blocks taller than one row contain both.
+  // loads the codes of two rows, the first of them even, so a block taller than one row contains
+  // both.
   __device__ static int code_row() { return fragment_row() + lane_index() % 4 * 2; }
   __device__ void load_codes(const TileSpan& span, uint8_t (&codes)[2]) const {
     const auto tile = static_cast<uint32_t>(span.col / kTileCols);

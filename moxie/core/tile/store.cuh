@@ -10,13 +10,14 @@ namespace moxie::cuda {
 
 // ---- shared memory ----
 
-// A tile of e4m3 as [outer, k] of the colwise form. Two access patterns: a fragment accesses 8
-// bytes in each of 8 lines, with neighbouring lanes 8 lines apart; global memory is accessed 16
-// bytes along a line. The xor swizzle keeps both free of bank conflicts.
+// A tile of e4m3 in shared memory, [outer, k] of the colwise form; a line is one index of outer.
+// Two access patterns: a fragment accesses 8 bytes in each of 8 lines, with neighbouring lanes 8
+// lines apart; global memory is accessed 16 bytes along a line. The xor swizzle keeps both free of
+// bank conflicts.
 struct alignas(16) ByteTile {
   uint8_t byte[kTileCols][kTileRows];
 
-  // Eight bytes of line i of this thread's fragment.
+  // The eight bytes of this thread's fragment in line i of the fragment.
   __device__ uint2& piece(int i) {
     const int index = fragment_row() / kFragment ^ fragment_col() / kFragment;
     return *reinterpret_cast<uint2*>(byte[fragment_col() + i] + index * sizeof(uint2));
@@ -28,7 +29,7 @@ struct alignas(16) ByteTile {
   __device__ void store(int line, int index, const uint4& v) {
     const_cast<uint4&>(chunk(line, index)) = line / kFragment % 2 ? uint4{v.z, v.w, v.x, v.y} : v;
   }
-  // store() of 16 bytes from global memory, asynchronously (cp.async).
+  // Does what store() does, but with 16 bytes from global memory and asynchronously (cp.async).
   __device__ void copy(int line, int index, const e4m3* from) {
     auto* const halves = reinterpret_cast<uint2*>(&const_cast<uint4&>(chunk(line, index)));
     const int first = line / kFragment % 2;
@@ -44,8 +45,8 @@ struct alignas(16) ByteTile {
 };
 static_assert(kTileRows / kFragment == kFragmentLanes);
 
-// Stores this thread's fragment: eight bytes of each column, four rows per word. Rows from `left`
-// on are padding and become zero, even if a scale is NaN.
+// Stores this thread's fragment in `tile`: eight bytes of each column, four rows per word. Rows
+// from `left` on are padding and become zero, even if a scale is NaN.
 template <class Tile>
 __device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kFragment][2]) {
   if (left < kFragment) {
@@ -62,8 +63,8 @@ __device__ void store_columns(Tile& tile, int left, uint32_t (&piece)[kFragment]
   for (int j = 0; j < kFragment; ++j) tile.piece(j) = uint2{piece[j][0], piece[j][1]};
 }
 
-// Encodes this thread's fragment and stores it transposed; scaled(i, x) writes its scaled row i to
-// x.
+// Encodes this thread's fragment and stores it transposed in `tile`. scaled(i, x) must write row i,
+// scaled, to x.
 template <class Tile, class Scaled>
 __device__ void transpose_rows(Tile& tile, int left, Scaled&& scaled) {
   uint32_t piece[kFragment][2] = {};
@@ -110,7 +111,7 @@ __device__ void transpose_fragment(Tile& tile, int left, const Fragment<Element>
 
 // ---- where a tile goes ----
 
-// One form of the tile: [outer, k] with k contiguous.
+// Where one form of a tile is stored: [outer, k] with k contiguous.
 struct TileOut {
   e4m3* qdata;  // element (0, 0) of the tile
   int64_t stride;
@@ -153,7 +154,8 @@ __device__ uint4 load_piece(const e4m3* from, int count) {
   }
 }
 
-// Calls f(line, index of a 16-byte chunk) so that neighbouring threads have neighbouring chunks.
+// for_each_chunk() calls f(line, index of a 16-byte chunk) so that neighbouring threads have
+// neighbouring chunks.
 inline constexpr int kLineChunks = kTileRows / kColwisePiece;
 inline constexpr int kChunkLines = kThreads / kLineChunks;  // lines between a thread's chunks
 
@@ -174,8 +176,8 @@ __device__ void store_tile(const TileOut& out, const ByteTile& tile) {
   for (int i = 0; i < kTileCols; i += kChunkLines, to += step) {
     const int count = line + i < out.outer ? out.k - index * kColwisePiece : 0;
     if constexpr (kAligned) {
-      // Half of a 256-byte L2 line; the tile above or below writes the other half, so keep it in
-      // L2.
+      // This is half of a 256-byte L2 line. The tile above or below writes the other half, so the
+      // line should stay in L2 until then.
       if (count > 0) ptx::store_kept(to, tile.load(line + i, index));
     } else {
       store_piece<false>(to, tile.load(line + i, index), count);

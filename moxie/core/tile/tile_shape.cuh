@@ -37,7 +37,7 @@ template <class T>
 bool are_rows_aligned(const T* data, int64_t stride, int count) {
   return reinterpret_cast<uintptr_t>(data) % (count * sizeof(T)) == 0 && stride % count == 0;
 }
-// The same for an optional result; true if it is absent.
+// Whether an optional result can be accessed `count` elements at a time; true if it is absent.
 template <class Out>
 bool are_rows_aligned(const std::optional<Out>& out, int count) {
   return !out || are_rows_aligned(out->qdata.data, out->qdata.dim(-1), count);
