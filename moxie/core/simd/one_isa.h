@@ -1,5 +1,5 @@
-// One round of foreach_isa.h: the shared kernels, then the body, for the instruction set MOXIE_ISA.
-// No include guard: it is read once per set.
+// Compiles the shared kernels and then the body for one instruction set, MOXIE_ISA. foreach_isa.h
+// includes it once per set, so it has no include guard.
 #include "moxie/core/simd/vec.inc"
 //
 #include "moxie/core/simd/stream.inc"

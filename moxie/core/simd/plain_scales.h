@@ -16,7 +16,8 @@ struct SourceTile {
   Source in;
 };
 
-// in.place is for scales in `layout`. The result is valid as long as `codes`.
+// Returns the tile with plain scales. in.place must be that of scales in `layout`. The result may
+// point into `codes`.
 inline SourceTile with_plain_scales(const Span& tile, const Source& in, ScaleLayout layout,
                                     TileCodes& codes) {
   if (layout == ScaleLayout::kPlain) return {tile, in};

@@ -21,7 +21,7 @@ inline constexpr int kTileCols = 512;
 // Kernels process multiples of this many columns; the last columns of a tensor are copied and
 // padded with zeros.
 inline constexpr int kTileEdge = 128;
-// Tiles if no result is transposed: fewer and longer rows.
+// The sides of tiles if no result is transposed: fewer and longer rows.
 inline constexpr int kRowTileRows = 16;
 inline constexpr int kRowTileCols = 8192;
 // Results of at least this many bytes bypass the caches: they would not fit anyway.
@@ -44,7 +44,7 @@ struct Tile : Span {
   int64_t next_stride;
 };
 
-// The part of the next tile that is prefetched while a row of this one is encoded.
+// The part of the next tile to prefetch while a row of this one is encoded.
 struct Ahead {
   const void* from;
   int lines;  // cache lines per 64 elements

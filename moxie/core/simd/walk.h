@@ -34,8 +34,9 @@ class Walk {
       panel = next_panel(args.panels, panel, args.alignment);
       covered_ = panel.begin + panel.rows;
       padded_ = panel.padded + round_up(panel.rows, args.alignment);
-      // Colwise groups follow each other in one buffer: a short first band aligns the other bands
-      // to multiples of 128, so that they fill cache lines.
+      // A panel is cut into bands of tile_rows rows. Colwise groups follow each other in one
+      // buffer, so the first band of a panel may be shorter: the other bands then begin at
+      // multiples of 128 and fill cache lines.
       const int64_t lead = args.panels.weights ? 0 : panel.padded % args.tile_rows / kUnit;
       panels_.push_back({panel, lead, units_});
       units_ += ceil_div<int64_t>(panel.rows, kUnit);
@@ -45,7 +46,8 @@ class Walk {
   }
 
   int64_t covered_rows() const { return covered_; }  // end of the last group
-  int64_t padded_rows() const { return padded_; }    // the same, with every panel padded
+  // The end of the last group if every panel is padded.
+  int64_t padded_rows() const { return padded_; }
 
   // Calls f(tile, next tile or null) for every tile; each range of work has its own f = make().
   template <class Make>
@@ -64,8 +66,8 @@ class Walk {
   }
 
  private:
-  // Work is counted in items of 16 rows of a strip, so that one large group as well as a thousand
-  // small ones are divided evenly over threads.
+  // Work is counted in items: an item is kUnit rows of a strip, a strip is tile_cols columns. So
+  // one large group as well as a thousand small ones are divided evenly over threads.
   static constexpr int64_t kUnit = 16;
   static constexpr int64_t kGrainElements = 1 << 16;  // some 20 microseconds
 
@@ -75,8 +77,8 @@ class Walk {
     int64_t first;  // first unit
   };
 
-  // Calls f for the tiles whose first item is in [begin, end). A band of n units and s strips has
-  // n * s items, strip by strip.
+  // Calls f for the tiles whose first item is in [begin, end). A band of n units (kUnit rows each)
+  // and s strips has n * s items, counted strip by strip.
   template <class F>
   void for_each_tile(int64_t begin, int64_t end, const F& f) const {
     const int64_t band = args_.tile_rows / kUnit, unit = begin / strips_;
