@@ -1,5 +1,5 @@
-// What the swiglu family computes of gate and up. NUMERICS.md, section 8, has the order of
-// roundings.
+// The activations that the swiglu ops compute from gate and up. NUMERICS.md, section 8, has the
+// order of roundings.
 //
 //   swiglu           a = silu(gate) * up
 //   clamped_swiglu   g = min(gate, 7), u = up within [-7, 7]
@@ -15,8 +15,8 @@ namespace moxie {
 
 enum class Activation : int64_t { kSwiglu, kClampedSwiglu };
 
-// gpt-oss's constants: 1.702 makes g * sigmoid(1.702 g) close to GELU; outside of the limit values
-// are cut off, and gradients are 0.
+// The constants of gpt-oss. 1.702 makes g * sigmoid(1.702 g) close to GELU; values beyond the limit
+// are cut off, and their gradients are 0.
 inline constexpr float kClampAlpha = 1.702f, kClampLimit = 7.f;
 
 constexpr const char* name(Activation activation) {
@@ -27,7 +27,7 @@ constexpr const char* name(Activation activation) {
   return "?";
 }
 
-// An activation of elements of one type, for kernels to be compiled for.
+// A template argument of kernels: the element type and the activation to compile for.
 template <class T, Activation kWhich>
 struct GluOf {
   using Element = T;
@@ -37,7 +37,7 @@ struct GluOf {
 template <class Glu>
 using ElementOf = typename Glu::Element;
 
-// Calls f with the GluOf that is asked for.
+// Calls f with the GluOf of T and `activation` as its template argument.
 template <class T, class F>
 auto with_activation(Activation activation, F&& f) {
   switch (activation) {

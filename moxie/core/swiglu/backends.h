@@ -7,13 +7,14 @@
 
 namespace moxie {
 
-// Refuses weights that do not fit, and, where the host can read them, slots out of range.
+// Refuses weights of other shapes and, if the host can read them, slots that are out of range.
 void check_weights(const char* op, const std::optional<RowWeights>& weights, int64_t rows,
                    Backend backend);
 void check_weights(const char* op, const std::optional<WeightGradient>& weights, const Shape& da,
                    Backend backend);
 
-// Rows before the end of the last group. Where the host reads offs they are in order.
+// Number of rows before the end of the last group. For the backends of the host only: they have
+// checked that offs do not decrease.
 inline int64_t covered_rows(const SwigluBackwardQuantizeArgs& args) {
   const OptionalOffs& offs = args.forms.offs;
   return offs ? offs->data[offs->dim(0) - 1] : args.da.dim(0);

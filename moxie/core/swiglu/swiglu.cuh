@@ -1,5 +1,5 @@
-// SwiGLU on eight elements in registers: what swiglu and the ops fused with it share, so that they
-// give the same bytes.
+// SwiGLU on eight elements in registers. swiglu and the ops fused with it share this code, so that
+// they give the same bytes.
 #pragma once
 
 #include "moxie/core/ptx/approximate.cuh"
@@ -12,8 +12,8 @@ namespace moxie::cuda {
 template <class T>
 using RowWords = uint32_t[kFragment * sizeof(T) / 4];
 
-// 1 / (1 + e^-z). For bf16 by the approximate instructions, in quarters: so that where e^-z is
-// finite its reciprocal is not flushed to zero.
+// 1 / (1 + e^-z). bf16 uses approximate instructions, which flush subnormal results to zero. So it
+// takes the reciprocal of a quarter of 1 + e^-z, which is a normal number wherever e^-z is finite.
 template <class T>
 __device__ float sigmoid(float z) {
   if constexpr (sizeof(T) == 4) {
@@ -24,14 +24,14 @@ __device__ float sigmoid(float z) {
   }
 }
 
-// NaN fails every comparison and stays.
+// Cuts off values beyond the limit. NaN fails every comparison, so it stays.
 __device__ inline float clamp_gate(float gate) { return gate > kClampLimit ? kClampLimit : gate; }
 __device__ inline float clamp_up(float up) {
   up = up > kClampLimit ? kClampLimit : up;
   return up < -kClampLimit ? -kClampLimit : up;
 }
 
-// Every product is rounded, as on a CPU: no fused multiply-add.
+// Rounds every product, as a CPU does: no fused multiply-add.
 template <class Glu>
 __device__ float swiglu_of(float gate, float up) {
   using T = ElementOf<Glu>;
@@ -73,7 +73,7 @@ __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, RowWo
   to_words(g, a);
 }
 
-// The same of a row that has a weight.
+// swiglu_row() of a row that has a weight.
 template <class Glu, class T = ElementOf<Glu>>
 __device__ void swiglu_row(const RowWords<T>& gate, const RowWords<T>& up, float weight,
                            RowWords<T>& a) {

@@ -1,8 +1,8 @@
 // swiglu: h [R, 2F] holds gate [R, F] beside up [R, F],
 //   a = silu(gate) * up,   silu(z) = z / (1 + e^-z)
-// or another activation of the two (activation.h), in f32, rounded once. With the routing weights
-// of rows, a is weight * a, and da is the gradient of what a would be without them. NUMERICS.md,
-// section 8.
+// or another activation of gate and up (activation.h), in f32, rounded once. With routing weights
+// the result is weight * a, and da in backward is the gradient of that result. NUMERICS.md, section
+// 8.
 #pragma once
 
 #include <optional>
@@ -23,7 +23,7 @@ struct SwigluArgs {
 };
 void swiglu(const SwigluArgs& args, const Exec& exec);
 
-// dh from da and h; every one of one format.
+// Computes dh from da and h, all of one format.
 struct SwigluBackwardArgs {
   ConstFloatView da;  // [R, F]
   ConstFloatView h;   // [R, 2F]

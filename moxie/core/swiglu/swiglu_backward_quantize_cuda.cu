@@ -24,7 +24,8 @@ void quantize_as(const SwigluBackwardQuantizeArgs& args, const Panels& panels, v
                        are_rows_aligned(h, width, kFragment) && are_forms_aligned(args.forms);
     if (tiled && fits_here<Weighted>(kOp)) {
       if (!args.weights) return start(Plain{.da = da, .h = h, .width = width});
-      // No CTA has rows that no group covers.
+      // The workspace must start with zeros, because no CTA stores sums for rows that no group
+      // covers.
       const View<float>& sums = args.weights->workspace;
       zero_async({.op = kOp, .stream = stream, .work = 0}, sums.data,
                  numel(sums.shape) * int64_t{sizeof(float)});

@@ -44,7 +44,7 @@ void swiglu_as(const SwigluArgs& args, const Exec& exec) {
   });
 }
 
-// 0 for rows past `covered`, which no group has.
+// Computes dweights: 0 for rows from `covered` on, which no group covers.
 template <class Glu, class T = ElementOf<Glu>>
 void weight_gradient_as(const WeightGradient& to, const ConstFloatView& da, const ConstFloatView& h,
                         int64_t covered, const Exec& exec) {

@@ -17,7 +17,7 @@ struct SwigluParams {
   WeightParams of;
 };
 
-// A thread has several chunks, a CTA's width apart: their loads are on the way together.
+// A thread has several chunks, kThreads apart, so that their loads are in flight together.
 template <bool kBackward, class T>
 constexpr int kMyChunks = (kBackward ? 2 : 4) * 2 / static_cast<int>(sizeof(T));
 
@@ -25,7 +25,7 @@ struct ChunkAt {
   int64_t row;
   int col;
 
-  // The division of 64 bits takes longer than all else here.
+  // Divides in 32 bits if possible, because a 64-bit division takes longer than all else here.
   template <class T>
   __device__ ChunkAt(const SwigluParams<T>& p, int64_t chunk) {
     if (p.count <= 0xffffffff) {
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(kThreads) void swiglu_kernel(
   }
 }
 
-// What both directions take.
+// The arguments of launch_swiglu() for both directions.
 struct LaunchArgs {
   const char* op;
   ConstFloatView h;

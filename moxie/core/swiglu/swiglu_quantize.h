@@ -1,6 +1,8 @@
-// swiglu and swiglu_backward followed by quantize, without their result in memory: [R, 2F] -> both
-// forms of a [R, F], and both forms of dh [R, 2F]. The bytes of the two ops one after the other, on
-// the same backend. Rows that no group covers give zeros, as weight gradients too.
+// swiglu_quantize is swiglu followed by quantize, swiglu_backward_quantize is swiglu_backward
+// followed by quantize, but what they pass on is never in memory: h [R, 2F] gives both forms of a
+// [R, F], da and h give both forms of dh [R, 2F]. The bytes are those of the two ops one after the
+// other, on the same backend. Rows that no group covers give zeros, and their weights have the
+// gradient 0.
 #pragma once
 
 #include "moxie/core/quantize/quantize.h"

@@ -1,4 +1,4 @@
-// By definition: swiglu, or its gradient, then quantize.
+// The definition of the fused ops: swiglu, or its gradient, then quantize.
 #include "moxie/core/format/values.h"
 #include "moxie/core/swiglu/backends.h"
 

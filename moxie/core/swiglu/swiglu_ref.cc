@@ -11,7 +11,7 @@ namespace {
 
 float sigmoid(float z) { return 1.f / (1.f + std::exp(-z)); }
 
-// What the activation gives, and the gradients of gate and up.
+// What the activation gives for one element.
 float value_of(Activation activation, float gate, float up) {
   if (activation == Activation::kSwiglu) return gate * sigmoid(gate) * up;
   const float g = gate > kClampLimit ? kClampLimit : gate;

@@ -1,4 +1,4 @@
-// Fragments of SwiGLU's results, computed on the way in: sources for the quantizer.
+// Sources for the quantizer (tile/source.cuh) that compute SwiGLU's results while they load h.
 #pragma once
 
 #include "moxie/core/swiglu/weights.cuh"
@@ -6,7 +6,7 @@
 
 namespace moxie::cuda {
 
-// a [R, F] from h [R, 2F].
+// Loads h [R, 2F] and gives fragments of a [R, F].
 template <class Glu, bool kIsAligned, Weighting kWeighting>
 struct SwigluSource : OneTile {
   using T = ElementOf<Glu>;
@@ -76,9 +76,10 @@ struct SwigluSource : OneTile {
   }
 };
 
-// dh [R, 2F] from da [R, F] and h. The gradients of gate and up come from the same elements, so a
-// load brings a tile of each. Only where F is a number of whole tiles. With weights, the sums of
-// their gradient over this tile are left in tile_sums.
+// Loads da [R, F] and h [R, 2F] and gives fragments of dh [R, 2F]. The gradients of gate and up
+// come from the same elements, so a load brings a tile of each. F must be a multiple of the tile's
+// columns. With weights, it also stores the sums over each tile that make up their gradient
+// (tile_sums).
 template <Activation kActivation, Weighting kWeighting>
 struct SwigluBackwardSource {
   using Glu = GluOf<bf16, kActivation>;
@@ -109,7 +110,7 @@ struct SwigluBackwardSource {
     }
     return source;
   }
-  // Row i of the fragment; its piece of the weight's gradient goes to piece[i].
+  // Computes row i of the fragments; the row's piece of its weight's gradient goes to piece[i].
   __device__ void multiply(int i, const RowWords<bf16>& d, const RowWords<bf16>& gate,
                            const RowWords<bf16>& up, Fragment<bf16> (&fragments)[kParts],
                            float (&piece)[kFragment]) const {
@@ -148,9 +149,9 @@ struct SwigluBackwardSource {
     store_sums(span, piece);
   }
 
-  // Two CTAs fill shared memory with gate, up and most rows of da. The registers of dgate are free
-  // while dup is quantized: they take what is left of da of the next tile. With all of da in
-  // registers some were spilled, which is a sixth more work for the L2 cache.
+  // Two CTAs fill shared memory with gate, up and kStagedGrads of the eight rows of da. The other
+  // rows of the next tile's da go to the registers of dgate, which are free while dup is quantized.
+  // With all of da in registers some were spilled, which is a sixth more work for the L2 cache.
   static constexpr int kStagedGrads = 6;
   using Held = RowWords<bf16>[kFragment - kStagedGrads];
   using Stage = uint4[2 * kFragment + kStagedGrads][kThreads];
@@ -192,7 +193,7 @@ struct SwigluBackwardSource {
   }
 };
 
-// The same for any F and format, element by element.
+// Gives fragments of dh like SwigluBackwardSource, but for any F and format, element by element.
 template <class Glu>
 struct SwigluBackwardElements : OneTile {
   using T = ElementOf<Glu>;

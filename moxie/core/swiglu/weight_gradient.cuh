@@ -1,11 +1,13 @@
-// The gradient of the routing weights, where no tile kernel has made it on its way.
+// The gradient of the routing weights: all of it, or the last step if the quantizer's source has
+// left sums of tiles (SwigluBackwardSource).
 #pragma once
 
 #include "moxie/core/swiglu/backends.h"
 
 namespace moxie::cuda {
 
-// From da and h; 0 for rows that no group covers. Without offs groups cover all.
+// weight_gradient() computes dweights from da and h: 0 for rows that no group covers. Without offs,
+// groups cover all rows.
 struct WeightGradientArgs {
   const WeightGradient& to;
   ConstFloatView da, h;  // [R, F] and [R, 2F]
@@ -13,7 +15,7 @@ struct WeightGradientArgs {
   OptionalOffs offs = std::nullopt;
 };
 void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream);
-// From the sums of tiles that are in the workspace.
+// Computes dweights from the sums of tiles in the workspace.
 void sum_weight_tiles(const char* op, const WeightGradient& to, void* stream);
 
 }  // namespace moxie::cuda

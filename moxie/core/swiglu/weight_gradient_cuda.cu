@@ -15,8 +15,8 @@ struct DotParams {
   int64_t groups;
 };
 
-// Rows that groups cover: up to the largest end, whatever the order of the others. All lanes of a
-// warp call it.
+// Number of rows that groups cover: up to the largest end, even if offs decrease. All lanes of a
+// warp must call it.
 template <class T>
 __device__ int64_t covered_rows(const DotParams<T>& p) {
   if (!p.offs) return p.of.rows;
@@ -34,7 +34,7 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(
     const __grid_constant__ DotParams<ElementOf<Glu>> p) {
   using T = ElementOf<Glu>;
   const int64_t row = work_index() * (kThreads / kFragmentLanes) + threadIdx.x / kFragmentLanes;
-  // No lane leaves before the shuffles.
+  // Lanes without a row stay for the shuffles and repeat the last row.
   const int64_t mine = min<int64_t>(row, p.of.rows - 1);
   const T *da = p.da + mine * p.width, *gate = p.h + mine * 2 * p.width, *up = gate + p.width;
   float sum = 0;

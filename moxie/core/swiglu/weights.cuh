@@ -1,5 +1,5 @@
-// The routing weights of rows in SwiGLU's kernels, and the sums that are their gradient
-// (row_weights.h has the order).
+// The routing weights of rows in SwiGLU's kernels, and the sums that make up their gradient, in the
+// order of row_weights.h.
 #pragma once
 
 #include "moxie/core/swiglu/row_weights.h"
@@ -9,13 +9,13 @@ namespace moxie::cuda {
 
 enum class Weighting { kNone, kByRow };
 
-// Null where rows have no weights.
+// The routing weights of rows; both pointers are null if rows have none.
 struct WeightParams {
   const float* weights;    // by slot
   const int32_t* slot_of;  // of each row
   int64_t rows;
 
-  // A slot comes from the caller and is not to be trusted.
+  // Clamps a slot to [0, rows), because it comes from the caller, who may be wrong.
   __device__ int64_t slot(int64_t row) const {
     return min<int64_t>(max<int64_t>(slot_of[row], 0), rows - 1);
   }
@@ -36,7 +36,7 @@ inline WeightParams weight_params(const std::optional<WeightGradient>& of) {
 struct TileWeights {
   float weight[kTileRows];
 
-  // All threads call it.
+  // All threads of the CTA must call it.
   __device__ void load(const WeightParams& from, const RowTile& at) {
     if (const int row = threadIdx.x; row < kTileRows) {
       const int64_t r = at.panel.begin + at.row + row;
@@ -58,8 +58,9 @@ __device__ float dot_piece(const RowWords<T>& da, const RowWords<T>& gate, const
 }
 static_assert(kDotPiece == kFragment && kDotPieces == kFragmentLanes && kDotTile == kTileCols);
 
-// piece[i] is this lane's of the i-th row; 16 lanes hold the tile's pieces. Every exchange halves
-// the rows that a lane goes on with: lane l ends with the sum of row l / 2, which is returned.
+// Adds up each row's pieces over the 16 lanes that hold them; piece[i] is this lane's piece of row
+// i of its fragment. Every exchange halves the rows that a lane goes on with: lane l of the 16
+// returns the sum of row l / 2.
 __device__ inline float sum_pieces(const float (&piece)[kFragment]) {
   const int lane = lane_index();
   const auto exchange = [&](float low, float high, int step) {
@@ -74,7 +75,7 @@ __device__ inline float sum_pieces(const float (&piece)[kFragment]) {
   const float one = exchange(two[0], two[1], 2);
   return __fadd_rn(one, __shfl_xor_sync(~0u, one, 1));
 }
-// Which of its eight rows a lane ends with.
+// The row of the fragment, of eight, whose sum sum_pieces() returns to this lane.
 __device__ inline int row_of_sum() { return lane_index() % kFragmentLanes / 2; }
 
 }  // namespace moxie::cuda
