@@ -25,24 +25,27 @@ int64_t expected_rows_of_tiles(const GemmProblem& p, int64_t rows) {
   return ceil_div<int64_t>(ceil_div(2 * p.rows, rows) + groups, 2);
 }
 
-// Rounds of tiles, times rows of a tile, times the cost of a row in percent of a tall tile's.
+// An estimate of the time: the number of rounds (in a round each CTA pair takes one tile), times
+// the rows of a tile, times the cost of a row in percent of a tall tile's.
 int64_t expected_time(const GemmProblem& p, int64_t rows, int64_t percent) {
   const int64_t tiles = expected_rows_of_tiles(p, rows) * ceil_div(p.n, kPairColumns);
   return ceil_div(tiles, pairs_of(p)) * rows * percent;
 }
 
-// Forward, dgrad: b's part of a band is read again for each row of tiles, so it should stay in L2.
-// If it does not fit, 8 x 8 pairs of tiles in flight read the least.
+// The band of forward and dgrad. The part of b that a band needs is read again for each row of
+// tiles, so it should stay in L2. If it does not fit, 8 x 8 tiles of CTA pairs in flight read the
+// least.
 int64_t band_in_cache(const GemmProblem& p) {
-  // Of 50 MB of L2 each half caches what its own SMs read; 16 of 25 MB leave room for a and out.
+  // L2 has 50 MB, and each half caches what its own SMs read; 16 of 25 MB leave room for a and out.
   constexpr int64_t kBandBytes = 16 << 20;
   const int64_t fits = kBandBytes / (kPairColumns * max<int64_t>(p.k, 1));
   const int64_t pairs = max<int64_t>(ceil_div(p.n, kPairColumns), 1);
   return ceil_div(pairs, ceil_div(pairs, max<int64_t>(fits, 8)));
 }
 
-// Wgrad: rows of a and b that one round reads if each is read once. The round has tiles
-// [begin, end) of a group, which are numbered in bands of columns and row by row within a band.
+// For wgrad: the number of rows of a and b that one round reads if each is read once. The round has
+// tiles [begin, end) of a group, which are numbered in bands of columns and row by row within a
+// band.
 int64_t rows_of_round(const Grid& grid, int64_t begin, int64_t end) {
   int64_t down = 0, across = 0;
   for (int64_t first = begin / (grid.band * grid.down) * grid.band; first * grid.down < end;
@@ -55,8 +58,8 @@ int64_t rows_of_round(const Grid& grid, int64_t begin, int64_t end) {
   return min(down, grid.down) * grid.rows + across * kPairColumns;
 }
 
-// The same for all rounds; a partial round counts as one. At most kMostRounds are counted, to bound
-// the host time of a launch.
+// Sums rows_of_round() over all rounds, of which the last may be partial. At most kMostRounds are
+// counted, to bound the host time of a launch.
 int64_t rows_of_rounds(const Grid& grid, int64_t pairs) {
   constexpr int64_t kMostRounds = 64;
   int64_t rows = 0;
@@ -67,7 +70,7 @@ int64_t rows_of_rounds(const Grid& grid, int64_t pairs) {
 }
 
 // The band with which wgrad's rounds read the least. Only bands of 0.6 to 1.5 times the square root
-// of the pairs (5 to 12 for 66 pairs) are tried: rounds are then about as wide as high.
+// of the number of pairs (5 to 12 for 66 pairs) are tried: rounds are then about as wide as high.
 int64_t band_of_rounds(const GemmProblem& p, int64_t rows) {
   Grid grid{.rows = rows,
             .down = ceil_div(p.rows / max<int64_t>(p.groups, 1), rows),

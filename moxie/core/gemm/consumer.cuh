@@ -43,7 +43,7 @@ class Consumer {
   struct Now {
     const Work* work;
     int valid, steps;
-    int rows;  // from this warpgroup's first row on; <= 0: it has nothing to multiply
+    int rows;  // of the tile, from this warpgroup's first row on; <= 0 if it has none
   };
 
   __device__ __forceinline__ Now next_tile() {
@@ -60,13 +60,13 @@ class Consumer {
     issue(stages_.descriptors(), product);
   }
 
-  // All steps of a tile. On entry its first product is in flight; on return the next tile's first
-  // product is, if next_live. A product stays in flight between any two steps.
+  // Takes all steps of a tile. On entry the tile's first product is in flight; on return the next
+  // tile's first product is, if next_live. A product stays in flight between any two steps.
   __device__ __forceinline__ void multiply(const Now& tile, bool next_live, Product& product,
                                            Product& sums) {
     int left = tile.steps;
-    // With four scales of b, kFirst would make the compiler multiply in place, and wait for wgmma
-    // in every step.
+    // With four scales of b (kSpans), Promotion::kFirst would make the compiler multiply in place,
+    // and wait for wgmma in every step.
     if (Tile::kSpans > 1 || next_is_wild()) {
       ptx::clear_registers(sums);
     } else if (left >= kQuad) {
@@ -85,7 +85,7 @@ class Consumer {
           issue(stages_.descriptors(), product);
         }
       } else if (left >= kQuad) {
-        // A loop for the common case alone: jumps over the rare code cost 6 %.
+        // This loop has the common case alone, because jumps over the rare code cost 6 %.
 #pragma unroll 1
         do {
           left -= kQuad;
@@ -102,9 +102,9 @@ class Consumer {
     return is_wild(shared_.scales[stages_.slot()]);
   }
 
-  // kSteps steps without wild scales. Each step waits for the product in flight, promotes it and
-  // issues the next one; everything else is prepared while the product is in flight.
-  // A product follows the last step if steps of this tile are left after it, or if next_live.
+  // Takes kSteps steps without wild scales. Each step waits for the product in flight, promotes it
+  // and issues the next one; everything else is prepared while the product is in flight. The last
+  // step issues a product only if steps of this tile are left after it, or if next_live.
   template <int kSteps, Promotion kFirstPromotion>
   __device__ __forceinline__ void steps(int left, bool next_live, Product& product, Product& sums) {
 #pragma unroll
@@ -126,7 +126,7 @@ class Consumer {
     }
   }
 
-  // One step with any scales; reads their codes from global memory.
+  // Takes one step with any scales, wild ones too; reads their codes from global memory.
   __device__ __forceinline__ void wild_step(const Work& work, int step, Product& product,
                                             Product& sums) {
     const int done = stages_.slot(), k = work.k_begin + step;

@@ -1,6 +1,6 @@
-// The epilogue: registers to global memory. bf16 goes through shared memory and TMA, 16 rows of a
-// warp at a time, while the next tile is multiplied. f32, and 16-row pieces in which a group ends,
-// are stored from registers.
+// The epilogue: stores sums from registers to global memory. bf16 goes through shared memory and
+// TMA, 16 rows of a warp at a time, while the next tile is multiplied. f32, and pieces of 16 rows
+// in which a group ends, are stored without TMA.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -12,7 +12,7 @@
 
 namespace moxie::sm90 {
 
-// Unlike cuda::to_bf16_pair(), does not canonicalize NaN.
+// Rounds two floats to bf16. Unlike cuda::to_bf16_pair(), it does not canonicalize NaN.
 __device__ __forceinline__ uint32_t to_bf16_pair_any_nan(float first, float second) {
   const __nv_bfloat162 pair = __floats2bfloat162_rn(first, second);
   return reinterpret_cast<const uint32_t&>(pair);
@@ -57,7 +57,8 @@ class Epilogue {
 
  private:
   static __device__ int column(int chunk) { return chunk * kFold + cuda::lane_index() % 4 * kRun; }
-  // Index in Product of column(chunk) + i of the thread's first (half 0) or second row.
+  // Index in Product of column(chunk) + i, in the thread's first row (half 0) or its second (half
+  // 1).
   static constexpr __device__ int index(int chunk, int half, int i) {
     return 4 * (chunk * kRun / 2 + i / 2) + 2 * half + i % 2;
   }
@@ -84,7 +85,8 @@ class Epilogue {
       // Waits until TMA has read this box's previous content; stores of other boxes may be pending.
       if (lane == 0) ptx::bulk_wait_group_read<Tile::kBoxes - 1>();
       __syncwarp();
-      // An 8 x 8 matrix of stmatrix is 16 bytes of 8 rows; the 128-byte swizzle xors in the row.
+      // stmatrix stores 8 x 8 matrices, each of which is 16 bytes in 8 rows. TMA's 128-byte swizzle
+      // expects these 16 bytes at their number in the row, xor the row.
 #pragma unroll
       for (int j = 0; j < 8; j += 2) {
         const int place = (j + lane / 16) ^ box_row % 8;

@@ -15,7 +15,7 @@
 
 namespace moxie::sm90 {
 
-// The scheduler warp: the writer of the ring of tiles.
+// Runs in the scheduler warp, which writes the ring of tiles.
 template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
   std::conditional_t<Tile::kRagged == Ragged::kRows, RowsSchedule<Tile>, WgradSchedule<Tile>>
@@ -80,7 +80,7 @@ __global__ __launch_bounds__(Tile::kThreads,
   ptx::cluster_sync();  // the other CTA may still arrive at barriers in this one's shared memory
 }
 
-// a [outer, k]: a box is 128 along k and the rows that one CTA of the pair loads.
+// The tensor map of a [outer, k]: a box is 128 along k and the rows that one CTA of the pair loads.
 inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
   return ptx::make_tensor_map<2>({.data = data,
                                   .size = {uint64_t(k), uint64_t(outer)},
@@ -88,9 +88,10 @@ inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
                                   .box = {kTileK, uint32_t(rows)}});
 }
 
-// b [outer, k], with its rows reordered on load so that each thread's results are runs of `run`
-// neighbouring columns. wgmma gives lane q of four the columns 8j + 2q + e (e = 0, 1) of each
-// fold = 4 * run; the map puts row run * q + 2j + e there. run = 2 is the natural order.
+// The tensor map of b [outer, k], which reorders b's rows on load so that each thread's results are
+// runs of `run` neighbouring columns. Of each fold = 4 * run columns wgmma gives lane q of four the
+// columns 8j + 2q + e (e = 0, 1); the map puts row run * q + 2j + e there. run = 2 is the natural
+// order.
 inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out) {
   const auto row = static_cast<uint64_t>(k);
   const uint32_t run = out == Format::kBf16 ? 2 : 4, fold = 4 * run;
@@ -100,7 +101,7 @@ inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out)
                                   .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
 }
 
-// out [rows, n] of bf16, described in bytes; a box is a StoreBox.
+// The tensor map of out [rows, n] in bf16, described in bytes; a box is a StoreBox.
 inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
   if (out.format != Format::kBf16) return {};
   const auto row = static_cast<uint64_t>(2 * n);

@@ -32,9 +32,9 @@ struct SpanScales<1> {};
 // The scales of one step, stored as f32 exponent fields.
 template <class Tile>
 struct StepScales : SpanScales<Tile::kSpans> {
-  // Row r in the low 16 bits, row r + 8 in the high 16 bits: the two rows that one wgmma thread
-  // holds (struct Rows). With one scale of b per tile this is the product of both scales; with
-  // more, the exponents in `spans` are added to it.
+  // A word has the scale of row r in its low 16 bits, that of row r + 8 in its high 16 bits: one
+  // thread of wgmma holds these two rows (struct Rows). With one scale of b per tile these are
+  // products of both scales; with more, consumers add the exponents in `spans`.
   uint32_t pairs[Tile::kM / 2];
   // Per scale warp: nonzero if any scale of the current four steps is wild (scale_codes.cuh);
   // `pairs` and `spans` are then undefined.
@@ -56,7 +56,7 @@ struct GemmShared {
   uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // all others -> scheduler
   ScheduleShared<Tile::kRagged> schedule;
-  uint64_t loaded[Tile::kStages];  // Padding::kAnything: TMA -> scale warps, which then clear it
+  uint64_t loaded[Tile::kStages];  // Padding::kAnything: TMA -> scale warps, which clear padding
 };
 
 template <class Tile, int kRows>
@@ -88,9 +88,9 @@ struct GemmParams : ScheduleParams {
   const void* bias;  // or nullptr
   Format bias_format;
   int bias_stride;      // elements from one group's bias to the next; 0: all groups share one
-  int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
-  int throttle;         // kDepth: index of the counter (throttle.cuh), set at launch
-  bool add;             // kDepth: out += instead of =
+  int b_rows_of_group;  // forward, dgrad: rows of b per group; wgrad: 0, b is shared by all
+  int throttle;         // wgrad: index of the counter (throttle.cuh), set at launch
+  bool add;             // wgrad: out += instead of =
 };
 
 }  // namespace moxie::sm90

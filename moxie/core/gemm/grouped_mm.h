@@ -13,7 +13,7 @@ namespace moxie {
 struct GroupedMmArgs {
   GemmOperand a;                                      // [R, K], outer_block 1 where offs is given
   GemmOperand b;                                      // [G, N, K]
-  OptionalOffs offs = std::nullopt;                   // [G]; absent: G is 1 and has every row
+  OptionalOffs offs = std::nullopt;                   // [G]; absent: one group with all rows
   std::optional<ConstFloatView> bias = std::nullopt;  // [N] or [G, N]
   FloatView out = {};                                 // [R, N]; rows that no group covers are 0
 };

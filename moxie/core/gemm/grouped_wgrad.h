@@ -30,7 +30,7 @@ struct GroupedWgradArgs {
   Padding padding = Padding::kZeros;
 };
 
-// Which kernel runs: see grouped_mm.h.
+// On a GPU this is the Hopper kernel, on a CPU the reference, as for grouped_mm().
 void grouped_wgrad(const GroupedWgradArgs& args, const Exec& exec);
 
 std::string why_not_sm90(const GroupedWgradArgs& args);

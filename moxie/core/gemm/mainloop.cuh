@@ -78,9 +78,10 @@ __device__ __forceinline__ void finish(Product& product) {
   ptx::keep_in_registers(product);
 }
 
-enum class Promotion { kFirst, kAdd };  // sums = scaled product; sums += scaled product
+enum class Promotion { kFirst, kAdd };  // sums = scaled product, or sums += scaled product
 
-// factors: for the thread's two rows, and each span of columns that shares a scale of b.
+// Promotes a product. factors[half][span] is for one of the thread's two rows and one span of
+// columns that shares a scale of b.
 template <Promotion kPromotion, int kSpans>
 __device__ __forceinline__ void promote(const float (&factors)[2][kSpans], const Product& product,
                                         Product& sums) {

@@ -16,6 +16,7 @@ constexpr const char* name(Pass pass) {
   return pass == Pass::kForward ? "forward" : pass == Pass::kDgrad ? "dgrad" : "wgrad";
 }
 
+// Where a field lists three shapes, they are those of forward, dgrad and wgrad.
 struct ProductArgs {
   Pass pass = Pass::kForward;
   ConstFloatView a;                                   // [R, K], [R, N], [R, N]

@@ -195,7 +195,8 @@ void launch_product(const ProductArgs& args, const Panels& panels, void* stream)
   params.row_tiles = wgrad ? ceil_div<int64_t>(params.m, kTileRows) * panels.count
                            : num_row_tiles(panels, 1, panels.rows);
   params.tiles = params.row_tiles * params.col_tiles;
-  if (wgrad) params.row_tiles /= max<int64_t>(panels.count, 1);  // the kernel wants those per group
+  // Until here row_tiles counts all groups; the kernel takes the number per group.
+  if (wgrad) params.row_tiles /= max<int64_t>(panels.count, 1);
   launch({"product", stream, params.tiles}, product_kernel<T>, params);
 }
 

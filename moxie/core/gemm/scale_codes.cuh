@@ -25,7 +25,7 @@ __device__ __forceinline__ CodeRow b_code_row(const GemmParams& p, const Work& w
   return {matrix, work.col / Tile::kSpan + span};
 }
 
-// One code. Rows past the end read the last row; their results are not stored.
+// One code. A row past the end reads the last row's code, because its results are not stored.
 __device__ inline int code_at(const ScaleMatrix& scale, CodeRow at, int k) {
   at.row = min(at.row, static_cast<int>(scale.rows) - 1);
   return (__ldg(scale.words + at.word(scale, k)) >> (k % kQuad * 8)) & 0xff;

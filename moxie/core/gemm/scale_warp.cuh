@@ -33,7 +33,7 @@ class CodeStream {
     if constexpr (kShifted) {
 #pragma unroll
       for (int i = 0; i < kRows; ++i) low_[i] = high_[i];
-      // No quad follows the last one; there are no steps past it.
+      // After the last quad of the matrix there is nothing to load, and no step needs it.
       if (--quads_left_ < 0) return;
     }
     load(scale);
@@ -42,8 +42,8 @@ class CodeStream {
     if constexpr (kShifted) return __funnelshift_r(low_[i], high_[i], shift_);
     return high_[i];
   }
-  // Row i of this lane, relative to its first: pairs of rows 8 apart, and the next pair 64 below
-  // (the 32 lanes of a warp cover 64 rows).
+  // Offset of this lane's row i from its first. Rows come in pairs 8 apart; the next pair is 64
+  // rows below, because the 32 lanes of a warp cover 64 rows.
   static constexpr __device__ int row(int i) { return i / 2 * 64 + i % 2 * 8; }
 
  private:
@@ -69,8 +69,8 @@ class CodeStream {
   [[maybe_unused]] int quads_left_;  // after the one in high_
 };
 
-// One scale warp, for half of the tile's rows. Lane l has row pairs l and (if kMine > 32) l + 32 of
-// its half, and span l % kSpans of b.
+// The work of one scale warp, which has half of the tile's rows. Lane l loads the scales of row
+// pairs l and (if kMine > 32) l + 32 of that half, and of span l % kSpans of b.
 template <class Tile>
 class ScaleWarp {
  public:
@@ -121,7 +121,8 @@ class ScaleWarp {
     b_.start(p_.scale_b, b_code_row<Tile>(p_, work, lane % Tile::kSpans), work.k_begin);
   }
 
-  // Turns the codes of four steps into exponents. Steps from `left` on do not count as wild.
+  // Turns the codes of four steps into exponents, and finds out whether one of them is wild. Steps
+  // from `left` on do not exist, so their codes do not count.
   __device__ void take(int left) {
     const uint32_t b = b_.codes(0);
     uint32_t wild = top_if_wild(b);
@@ -138,8 +139,10 @@ class ScaleWarp {
   }
 
   struct Tail {
-    int step;  // the group's last step, counted from the first of these four
-    int live;  // bytes of each row in that step that are not padding
+    // Index of the tile's last step, counted from the first of the four steps that put() writes; 4
+    // or more if it comes later.
+    int step;
+    int live;  // bytes of each row in the last step that are not padding
   };
 
   __device__ int live_at_end(const Work& work) {
@@ -148,7 +151,7 @@ class ScaleWarp {
     return walk_.end - walk_.begin - (work.k_blocks - 1) * kTileK;
   }
 
-  // Waits for the operands of a step; in the group's last step, zeroes their padding.
+  // Waits for the operands of a step; in the tile's last step, zeroes the padding of its group.
   __device__ void clear_padding(int step, const Tail& tail) {
     ptx::mbarrier_sleep(&shared_.loaded[at_.slot], at_.phase);
     if (step != tail.step || tail.live == kTileK) return;
@@ -157,7 +160,8 @@ class ScaleWarp {
     ptx::fence_proxy_async();
   }
 
-  // Writes the scales of the first `count` of the four steps, each when its stage is free.
+  // Writes the scales of the first `count` of the four steps that take() has read, each when its
+  // stage is free.
   __device__ __forceinline__ void put(int count, const Tail& tail) {
     const int lane = cuda::lane_index();
 #pragma unroll 1
@@ -197,7 +201,7 @@ class ScaleWarp {
   bool wild_ = false;
 };
 
-// The consumer's side: reads the factors of a thread's two rows and each span, if none is wild.
+// Used by consumers: reads the factors of a thread's two rows and each span, if no scale is wild.
 template <class Tile>
 class StepFactors {
  public:

@@ -1,9 +1,9 @@
 // The order of tiles in forward and dgrad: group by group, within a group in bands of columns whose
 // b stays in L2, within a band row by row.
 //
-// Tiles are handed out in runs of equal cost. A band of a group has two runs: full tiles, then
-// the rest (the shorter tiles at the end of the group; may be none). The TileQueue says which pair
-// takes which tile of a run.
+// Tiles are handed out in runs: the tiles of a run cost the same. A band of a group has two runs:
+// full tiles, then the rest (the shorter tiles at the end of the group; may be none). The TileQueue
+// says which pair takes which tile of a run.
 #pragma once
 
 #include "moxie/core/gemm/tile_queue.cuh"
@@ -95,10 +95,11 @@ class RowsSchedule {
   int cta_in_pair_, me_, pairs_, columns_;
   TileQueue queue_;
   WarpWalk walk_;
-  // Before the first group: its only band is past all columns, and its last run is done.
+  // The state before the first group: the band is past all columns and its last run is done, so the
+  // first call of next_run() moves to the first group.
   static constexpr int kPastAllColumns = 1 << 30;
   int band_begin_ = kPastAllColumns;
-  bool is_full_ = false;               // the run: full tiles, or the rest
+  bool is_full_ = false;               // whether the run is full tiles, or the rest
   int full_rows_ = 0, rest_rows_ = 0;  // rows of tiles of the group in each run
   int rest_blocks_ = 0;                // blocks of 64 rows in a tile of the rest
   int width_ = 1, time_ = 0;           // of the run: columns of tiles, cost of a tile

@@ -54,7 +54,7 @@ class Throttle {
  private:
   static constexpr int kEvery = 4;    // steps between atomics; one atomic takes 1 to 2 steps
   static constexpr int kWindow = 4;   // steps a pair may be ahead; with 12, a fifth more is read
-  static constexpr int kPolls = 256;  // of 64 ns and a load each: longer than any step takes
+  static constexpr int kPolls = 256;  // of 64 ns and a load each: together longer than any step
   static constexpr uint64_t kFree = 1ull << 40;  // more steps than any launch has: nobody waits
 
   __device__ bool is_ahead(int64_t done, uint64_t steps) const {
@@ -72,7 +72,7 @@ class Throttle {
   ThrottleCounter& counter_;
   unsigned pairs_;
   int64_t done_ = 0;
-  uint64_t steps_ = 0;  // counter_.steps as it was kEvery steps of this pair ago
+  uint64_t steps_ = 0;  // as this pair's last atomicAdd returned counter_.steps, kEvery steps ago
   bool free_ = false;
 };
 

@@ -41,7 +41,7 @@ class TileQueue {
   __device__ void pass(int count, int time) {
     if (count == pairs_) return;  // all pairs move by the same time: the order stays
     const uint32_t took = static_cast<uint32_t>(min(time, kLongest)) * kMaxPairs;
-    // Once the clock is late, the earliest time is subtracted from all, so that it cannot overflow.
+    // Once the earliest time is late (kLate), it is subtracted from all, so that no time overflows.
     const uint32_t gone = queue_[0] < kLate ? 0 : queue_[0] / kMaxPairs * kMaxPairs;
     const uint32_t later = took - gone, others_later = 0 - gone;
     uint32_t entry[kMine];
@@ -50,7 +50,8 @@ class TileQueue {
     for (int m = 0; m < kMine; ++m) {
       const int i = m * cuda::kWarp + cuda::lane_index();
       if (i >= pairs_) break;
-      // Both parts stay sorted; merge them: each entry finds its place in the other part.
+      // The entries that take a tile and the others both stay sorted. This merges the two parts:
+      // each entry finds its place in the other part.
       const bool takes = i < count;
       entry[m] = queue_[i] + (takes ? later : others_later);
       place[m] = takes ? i + less(count, pairs_, others_later, entry[m])
@@ -65,8 +66,8 @@ class TileQueue {
 
  private:
   static constexpr int kMine = (kMaxPairs + cuda::kWarp - 1) / cuda::kWarp;
-  static constexpr int kLongest = 1 << 20;    // a cap on one tile's cost, and
-  static constexpr uint32_t kLate = 1 << 30;  // the time of a reset, so that 32 bits hold a time:
+  static constexpr int kLongest = 1 << 20;    // the most that one tile's cost adds to a time
+  static constexpr uint32_t kLate = 1 << 30;  // times are reset from here on, to fit 32 bits
   static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
 
   // The number of queue entries in [begin, end) that are below `entry` once `later` is added.

@@ -10,7 +10,7 @@
 namespace moxie::sm90 {
 
 inline constexpr int kTileN = 128;
-inline constexpr int kTileK = 128;    // one scale of a; also the width of the smem swizzle
+inline constexpr int kTileK = 128;    // elements with one scale of a, and the width of the swizzle
 inline constexpr int kWgmmaM = 64;    // rows of one wgmma
 inline constexpr int kWgmmaK = 32;    // depth of one wgmma
 inline constexpr int kCluster = 2;    // CTAs side by side in n; each loads half of their shared a
@@ -18,7 +18,7 @@ inline constexpr int kMaxPairs = 72;  // CTA pairs in flight: a full GH100 has 1
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, the others multiply. A thread holds
 // 64 f32 sums and 64 f32 of the product that is not promoted yet. kPadding: what the operands hold
-// in their padding. Clearing it is a kernel of its own, so that zero padding costs nothing.
+// in their padding. Kernels that clear it are compiled apart, so that zero padding costs nothing.
 template <Ragged kRaggedOf, int kConsumersOf, Padding kPadding>
 struct GemmTile {
   static constexpr bool kClears = kPadding == Padding::kAnything;
@@ -61,9 +61,9 @@ struct alignas(16) Work {
 struct ScheduleParams {
   const int32_t* offs;  // [G] or nullptr
   int groups, rows;
-  int m;         // kDepth: rows of the result per group
+  int m;         // wgrad: rows of the result per group
   int n;         // columns of the result
-  int k_blocks;  // kRows: blocks of 128 along k
+  int k_blocks;  // forward, dgrad: blocks of 128 along k
   int band;      // choose_tile.h
 };
 

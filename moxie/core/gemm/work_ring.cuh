@@ -1,5 +1,5 @@
-// Ring buffer of tiles from the scheduler warp (schedule_rows.cuh, schedule_wgrad.cuh) to the other
-// warps. It hides the scheduler's integer divisions.
+// A ring buffer of tiles, from the scheduler warp (schedule_rows.cuh, schedule_wgrad.cuh) to the
+// other warps. As the scheduler runs ahead, the time of its integer divisions is hidden.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
@@ -9,10 +9,11 @@
 namespace moxie::sm90 {
 
 // Tells the compiler that all lanes hold the same value, so that stages and descriptors live in
-// uniform registers (12 % of the kernel's speed).
+// uniform registers, which is worth 12 % of the kernel's speed.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// A slot of a ring of kSize, and the parity of the round (the mbarrier phase).
+// A place in a ring of kSize slots: the slot, and the parity of the rounds before it (the phase of
+// an mbarrier).
 template <int kSize>
 struct RingPlace {
   int slot = 0;
