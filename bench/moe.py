@@ -239,7 +239,8 @@ def grown(base: Shape, growth: str, quick: bool) -> list[tuple[str, Shape]]:
 
 
 def default_rivals(options: argparse.Namespace) -> list[str]:
-    """Which rivals run by default. Growth leaves some out: compiling takes seconds per shape, or per number of experts."""
+    """Which rivals run by default. With --growth some are left out: stock torch compiles for every shape, and SonicMoE for every
+    number of experts, each for seconds."""
     if options.quick or options.device == "cpu":
         return ["stock"]
     return {None: ["stock", "compiled", "sonic"], "tokens": ["stock", "sonic"], "experts": ["stock"]}[options.growth]

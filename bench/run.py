@@ -335,7 +335,8 @@ class Plan:
 
 
 def measure(benches: list[Bench], repetitions: int, device: str) -> list[float]:
-    """Times the copy and then each bench once per repetition, so that a slow minute affects all. Returns the copy's times.
+    """Times a plain copy and then each bench, once per repetition, so that a slow phase of the machine slows all of them alike.
+    Returns the times of the copy.
 
     Each bench is called once before it is timed, on other buffers: otherwise it would pay for writing back what its predecessor
     left in the caches.

@@ -18,6 +18,7 @@
 namespace moxie::ops {
 
 inline constexpr int kBlockBits = 3;  // an index into kBlocks
+static_assert(std::size(kBlocks) <= size_t{1} << kBlockBits);
 
 // The number of values of an enum: unpack() refuses values beyond it. 0 means that every bit
 // pattern is a value.

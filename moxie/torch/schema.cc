@@ -184,8 +184,8 @@ TORCH_LIBRARY(moxie, m) {
       "str w13_layout='concatenated') -> Tensor y");
   // The sum of x over the ranks of a process group; what: as errors call it
   def("_sum_over_group(Tensor x, str group, str what) -> Tensor sum");
-  // a = silu(gate) * up, where h [R, 2F] = [gate, up]; differentiable. activation: this one,
-  // 'swiglu', or gpt-oss's, 'clamped_swiglu' (core/swiglu/activation.h).
+  // a = silu(gate) * up, where h [R, 2F] = [gate, up]; differentiable. activation: 'swiglu', as
+  // written here, or 'clamped_swiglu', that of gpt-oss (core/swiglu/activation.h).
   differentiable("swiglu(Tensor h, *, str activation='swiglu') -> Tensor a");
   def("swiglu_backward(Tensor da, Tensor h, *, str activation='swiglu') -> Tensor dh");
   // swiglu and swiglu_backward of rows that have routing weights: f32 [T, k], row r the one at

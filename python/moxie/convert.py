@@ -134,7 +134,8 @@ def quantize_(
     Linears become `MXLinear`, and `moxie.nn.GroupedExperts` get the recipe. A 3D parameter stays where it is, and torch's calls
     that multiply by it (torch._grouped_mm, F.grouped_mm, F.linear, matmul, mm, bmm, addmm) run through Moxie. An MXLinearConfig
     converts the linears, a GroupedMMConfig the 3D parameters, and a recipe, or its name, both. Linears whose whole name matches
-    a pattern of `skip`, or with a side below 32, are left alone; `filter_fn(module, name)`, if given, chooses modules instead.
+    a pattern of `skip`, or with a side below 32, are left alone; `filter_fn(module, name)`, if given, chooses modules instead. An
+    empty `skip` or a `filter_fn` also takes linears with a side below 32.
     An `FqnToConfig` chooses by name. A key, pattern or filter that matches nothing is refused, and a call that is refused
     changes nothing.
 

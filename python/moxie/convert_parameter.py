@@ -37,8 +37,8 @@ class ViewCache(WeightCache):
 
 
 class Names(dict):
-    """Maps the names of a module's converted parameters to their conversions. Parameters are saved as plain ones; loading the
-    module converts them again."""
+    """Maps the names of a module's converted parameters to their conversions. Pickling it saves plain parameters beside their
+    conversions; loading converts them again."""
 
     def __init__(self, module: nn.Module):
         super().__init__()

@@ -55,9 +55,9 @@ std::vector<float> floats(const std::vector<uint8_t>& bytes, Format format) {
 }
 
 // Tensor cores keep about 14 bits of a sum, and the kernel adds it to f32 registers after every 128
-// of k: this gives f32 results at least 70 dB. For bf16 results the error must be hardly more than
-// that of rounding exact results to bf16. That is 54.5 dB or better on average; with few results it
-// can be worse, so then the limit is 0.5 dB below what rounding alone gives.
+// of k: f32 results must reach 70 dB. bf16 results must reach 54.5 dB, which is 0.5 dB less than
+// rounding exact results to bf16 gives on average. Where rounding these exact results gives less
+// than 55 dB, as it can with few results, they must reach 0.5 dB less than that.
 void expect_close(const std::vector<double>& expected, const std::vector<float>& actual,
                   Format format) {
   ASSERT_EQ(expected.size(), actual.size());

@@ -35,7 +35,7 @@ def pytest_generate_tests(metafunc):
         metafunc.parametrize("device", DEVICES)
 
 
-# Nearly all tensors in the tests are tiny, so more threads would only make them slower.
+# Nearly all tensors in the tests are tiny, so more threads would only make the tests slower.
 torch.set_num_threads(1)
 
 

@@ -2,15 +2,17 @@
 
 import dataclasses
 import random
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 import moxie
+import moxie.ops
 
 RULES = ("rceil", "floor", "ceil", "even")
-BLOCKS = ("1x32", "32x1", "32x32", "1x128", "128x1", "128x32", "128x128")
+BLOCKS = typing.get_args(moxie.ops.Block)
 ROWWISE_BLOCKS = tuple(block for block in BLOCKS if not block.endswith("x1"))
 COLWISE_BLOCKS = tuple(block for block in BLOCKS if not block.startswith("1x"))
 

@@ -318,8 +318,8 @@ def test_inference_mode_and_no_grad_give_the_same_bytes(device):
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_large_products_are_cut_into_panels_and_give_the_same(recipe, device):
-    """A CPU decodes one panel of an operand at a time. The first problem has more rows and columns than a panel, the second a
-    longer contraction."""
+    """A CPU decodes at most 1024 rows of an operand at a time. In the first problem x and w have more rows than that. In the
+    second only K is above 1024, which is the number of rows of w_t in dgrad."""
     problem = gaussian([1100, 0, 1030], 1056, 32, tail=7, device=device)
     assert_straight_through(problem, recipe)
     wide = gaussian([17, 30], 16, 1100, device=device)

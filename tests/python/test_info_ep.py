@@ -153,7 +153,7 @@ def test_the_products_run_as_fast_as_was_measured(model):
 
 
 def assert_same(found, wanted, where: str) -> None:
-    """Asserts that two reports are equal up to rounding, which depends on the compiler and the machine."""
+    """Asserts that two reports are equal, floats to 1e-3."""
     if isinstance(wanted, dict):
         assert found.keys() == wanted.keys(), where
         for key in wanted:

@@ -100,7 +100,7 @@ void check_recipes(const std::vector<PlannedRun>& runs) {
 
 void say(const std::string& line) { std::fprintf(stderr, "%s\n", plain(line).c_str()); }
 
-// Checks that a finished run was trained as planned: compares every field that affects its results
+// Checks that the run in a folder is the planned one: compares every field that affects its results
 // or its evaluation.
 void check_planned(const PlannedRun& run, const Config& config, const CompareFolder& folder) {
   for (const Field& field : fields()) {

@@ -33,7 +33,7 @@ THEMES = {  # colours that colour-blind readers can tell apart; the first, grey,
              "recipes": ["#7d8791", "#56b4e9", "#f5a623", "#2fd0a0", "#e8a5cc", "#f0e442"],
              "less": "#56b4e9", "more": "#f5a623"},
 }
-DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2))]  # line styles, which tell recipes apart without colour too
+DASHES = ["-", (0, (6, 2)), (0, (2, 1.5)), (0, (6, 2, 1.5, 2))]  # line styles, so that recipes can be told apart without colour
 MARKERS = "osD^vP"
 
 

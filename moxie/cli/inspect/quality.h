@@ -27,7 +27,7 @@ struct Quality {
   double sqnr_db() const;
 };
 
-// The dtype in which w is measured: bf16 stays bf16, anything else becomes f32.
+// Returns w in the dtype in which it is measured: bf16 stays bf16, anything else becomes f32.
 at::Tensor as_measured(const at::Tensor& w);
 
 // Measures w [G, N, K], bf16 or f32.

@@ -65,7 +65,8 @@ std::string save_checkpoint(const std::string& folder, const Saved& saved, const
   write_tensors(path, {{kCheckpointKey, to_text(saved)}}, tensors, before_commit);
   int64_t kept = 0;
   for (const Checkpoint& checkpoint : find_checkpoints(folder)) {
-    // The user renamed checkpoints whose name does not fit their step: those are kept.
+    // A checkpoint whose name does not fit its step was renamed by the user, and is kept. So is one
+    // that cannot be read.
     const int64_t step = checkpoint.saved.position.step;
     if (!checkpoint.problem.empty() || named_step(checkpoint.path) != step) continue;
     if (++kept > saved.config.keep) fs::remove(checkpoint.path);

@@ -120,7 +120,7 @@ std::vector<std::string> find_text_files(const std::vector<std::string>& paths) 
     } catch (const fs::filesystem_error& problem) {
       throw IoError("--data: cannot read '" + path + "': " + problem.code().message());
     }
-    std::sort(here.begin(), here.end());  // of a file and its links, always keeps the same
+    std::sort(here.begin(), here.end());  // keeps always the same of a file and its links
     for (const Found& file : here)
       if (seen.insert(fs::weakly_canonical(file.path, error)).second) files.push_back(file);
   }

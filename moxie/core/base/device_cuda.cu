@@ -7,7 +7,8 @@
 namespace moxie::cuda {
 namespace {
 
-// Returns whether there is a device, and replaces a negative index by that of the current device.
+// Replaces a negative index by that of the current device, and returns whether there is one. An
+// index of 0 or above is taken as it is.
 bool has_device(int& device) {
   if (device >= 0 || cudaGetDevice(&device) == cudaSuccess) return true;
   cudaGetLastError();  // having no device is not an error here

@@ -81,7 +81,7 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__
   __shared__ int32_t ends[kMaxGroups];
   __shared__ int32_t counts[kWarps][kMaxGroups];
   const int64_t piece = work_index();
-  // Without slots no piece exists, but one CTA must still store the ends, which are all 0.
+  // Without tokens there are no pieces, but one CTA must still store the ends, which are all 0.
   if (piece >= max<int64_t>(p.pieces, 1)) return;
   for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
 #pragma unroll

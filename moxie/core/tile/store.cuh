@@ -185,7 +185,7 @@ __device__ void store_tile(const TileOut& out, const ByteTile& tile) {
   }
 }
 
-// Zeroes a tile of an operand, in pieces of Word.
+// Zeroes a tile of an operand, one Word per store.
 template <bool kAligned, class Word>
 __device__ void zero(const TileOut& out) {
   constexpr int kPieces = kTileCols / sizeof(Word);

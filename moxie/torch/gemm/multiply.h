@@ -13,7 +13,7 @@ namespace moxie::ops {
 struct PassArgs {
   Pass pass;
   PassPlan plan;
-  Quantized a;            // forward x [R, K]; dgrad dy [R, N]; wgrad dy_t [N, R'], or dy [R, N]
+  Quantized a;            // forward x [R, K]; dgrad dy [R, N]; wgrad dy_t [N, R'] in FP8, else dy [R, N]
   Quantized b;            // w [G, N, K]; w_t [G, K, N], or w; x_t [K, R'], or x [R, K]
   OptionalTensor offs;    // [G]; absent: one group
   OptionalTensor bias;    // forward

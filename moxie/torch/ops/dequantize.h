@@ -13,7 +13,7 @@ struct DequantizeArgs {
   const Tensor& scale;  // or scale_t; f32 under Scaling::kRow
   const OptionalTensor& offs;
   Block block;
-  std::optional<c10::SymInt> num_rows;  // colwise only: the padded shape hides it
+  std::optional<c10::SymInt> num_rows;  // colwise only: qdata_t is padded
   at::ScalarType dtype;
   ScaleLayout layout = ScaleLayout::kPlain;
   Scaling scaling = Scaling::kBlock;

@@ -29,7 +29,7 @@ struct ExplainedPass {
   Pass pass;
   std::string kernel;  // "sm90", or "decode, torch._grouped_mm"
   std::string a, b;    // operands: "x e4m3 1x128 quads", or "x bf16"
-  std::string reason;  // why the kernel is not a faster one; empty if it is the fastest
+  std::string reason;  // why it is not an FP8 kernel; empty if it is one
 };
 
 struct Explanation {

@@ -300,7 +300,10 @@ std::string reason(const PlanArgs& args, Why why) {
       return (capability == kHopper ? "Hopper's FP8 kernels take multiples of 16"
                                     : "block-scaled tensor cores take multiples of 32") +
              sizes();
-    case Why::kSize: return "Hopper's FP8 kernel takes fewer than 2^31 - 1024 rows in all";
+    case Why::kSize:
+      return "Hopper's FP8 kernel takes fewer than 2^31 - 1024 rows of x and of w in all, and fewer "
+             "than 2^30 - 1024 columns" +
+             sizes();
     case Why::kGroups:
       return "torch's product takes at most " + std::to_string(kMostTorchGroups) + " groups";
     case Why::kResult:

@@ -158,7 +158,7 @@ ScaleLayout layout_by_shape(const Recipe& recipe, Kernel kernel, const WeightFor
 // have the device Meta; then the current GPU is assumed.
 c10::Device device_behind(const at::Tensor& tensor);
 
-// Why a pass does not use a faster kernel, in words; empty if there is no faster one.
+// Why a pass does not use an FP8 kernel, in words; empty if it does.
 std::string reason(const PlanArgs& args, Why why);
 
 // How many plans this process has made, for tests.
