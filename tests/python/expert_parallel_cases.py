@@ -528,7 +528,8 @@ def count_bytes(group, layer, x, dy):
     step(layer, x, dy)
     layer.experts.member = member
     torch._C._distributed_c10d._unregister_process_group(name)
-    return counted.sent
+    assert counted.sent[0] == [4] * group.size(), "the number of experts"
+    return counted.sent[1:]
 
 
 COUNTED: list = []

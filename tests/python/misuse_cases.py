@@ -234,6 +234,28 @@ def tokens_on_another_mesh(world, mesh):
     moe(distribute_tensor(tokens(0, torch.float32), other, [Replicate(), Replicate()]))
 
 
+def exchange_without_a_module(world, experts: int, **options):
+    """Calls the op on this rank's tokens, with so many experts on this rank, and as many assumed on the others."""
+    x = tokens(world.rank)
+    ids = torch.rand(len(x), experts * world.size).topk(K).indices.int()
+    offs, slot_of, row_of = moxie.route(ids, experts * world.size)
+    w13, w2 = (torch.randn(experts, *size, dtype=x.dtype) for size in ((2 * F, D), (D, F)))
+    arguments = {"recipe": "mxfp8_rceil", "wire": "fp8", **options}
+    return torch.ops.moxie.expert_mlp.parallel(
+        x, w13, w2, torch.rand(len(x), K), offs, slot_of, row_of, dist.group.WORLD.group_name, **arguments
+    )
+
+
+@refused(ValueError, "expert_mlp: w13 must have as many experts on every rank of group", "2 on rank", "3 on rank 1")
+def ranks_with_different_numbers_of_experts(world, mesh):
+    exchange_without_a_module(world, 3 if world.rank == 1 else 2)
+
+
+@refused(ValueError, "expert_mlp: recipe, wire, dtypes, sizes, biases and activation must be those of every rank of group")
+def ranks_with_different_recipes_without_a_module(world, mesh):
+    exchange_without_a_module(world, 2, recipe="mxfp8_rceil" if world.rank == 1 else "mxfp8_rceil_128")
+
+
 @refused(ValueError, "checkpoint.load: folder must hold a valid checkpoint", "which holds none")
 def loading_from_an_empty_folder(world, mesh):
     checkpoint.load(world.folder / "nothing", Model())

@@ -66,7 +66,8 @@ constexpr int64_t message_bytes(const WireRows& wire, Leg leg, int64_t tokens, i
 // Before the first leg each rank sends int32 counts to each rank: the number of pairs of each of
 // the receiver's experts, then three more: the number of unique tokens, which gradients the
 // sender's call asks for, and a number that is equal on ranks whose calls fit together
-// (torch/exchange/places.h).
+// (torch/exchange/places.h). On a CPU one int32, the number of the sender's experts, goes to each
+// rank before that.
 inline constexpr int64_t kCountsBesideExperts = 3;
 
 }  // namespace moxie

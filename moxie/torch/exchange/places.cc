@@ -92,6 +92,20 @@ CallFlags agree(const Group& group, const char* op, const std::vector<int64_t>& 
   return own;
 }
 
+// A message of counts is as long as its receiver has experts, and Gloo ends a process that gets a
+// longer one than it expects. So on a CPU the number of experts goes first, in messages of one
+// length. On a GPU that would be one more wait for the device, and NCCL does not compare lengths.
+void agree_on_experts(const Group& group, const char* op, int64_t experts) {
+  const std::vector<int64_t> ones(static_cast<size_t>(group.size()), 1);
+  const Tensor own = at::full({group.size(), 1}, experts, at::kInt);
+  const auto all = column(group.all_to_all(own, {ones, ones}, "numbers of experts"), 0);
+  for (size_t rank = 0; rank < all.size(); ++rank)
+    TORCH_CHECK_VALUE(all[rank] == experts, op,
+                      ": w13 must have as many experts on every rank of group '", group.name(),
+                      "', got ", experts, " on rank ", group.rank(), " and ", all[rank],
+                      " on rank ", rank);
+}
+
 // A copy to the host that has been issued, but not waited for. From a GPU it goes to pinned memory,
 // on the current stream, and an event marks its end: until wait() the host queues other work.
 class CopyToHost {
@@ -127,6 +141,7 @@ int64_t Traffic::num_pairs() const { return std::accumulate(pairs.begin(), pairs
 Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
                        const CallFlags& flags) {
   const int64_t world = group.size(), experts = route.local_experts;
+  if (route.offs.is_cpu()) agree_on_experts(group, op, experts);
   const Visits visits = visits_of(route, world);
   const auto int32 = route.offs.options();
   const Tensor counts = at::diff(route.offs, 1, 0, at::zeros({1}, int32)).view({world, experts});
