@@ -256,9 +256,7 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
         child.communicate()
         line = command("train", "--resume", out=tmp_path / "run", save_weights=tmp_path / "w")
     rng = random.Random(count)
-    # Delay each process before it locks the folder, when it has looked into it. Of two, one waits so long that the other trains
-    # meanwhile.
-    delays = [0, 6_000_000] if count == 2 else [rng.randrange(300_000) for _ in range(count)]
+    delays = [rng.randrange(300_000) for _ in range(count)]
     children = [
         subprocess.Popen(
             ["strace", "-f", "-o", "/dev/null", "-e", "trace=flock", "-e", f"inject=flock:delay_enter={delay}", *line],
@@ -282,3 +280,32 @@ def test_of_several_processes_on_one_folder_one_trains_and_the_others_say_why(tm
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert ((tmp_path / "w").read_bytes(), result["eval_loss"]) == expected
     assert [step["step"] for step in metrics(tmp_path / "run", "step")] == list(range(1, 301))
+
+
+@strace
+@pytest.mark.parametrize("how", ["fresh", "resumed"])
+def test_a_folder_is_judged_after_it_is_locked(tmp_path, how):
+    """A process is stopped when it has opened the lock file, until another has run from start to end in the folder."""
+    out = tmp_path / "run"
+    line = command("train", **micro(out))
+    if how == "resumed":
+        train(out, steps=4)
+        line = command("train", "--resume", out=out, steps=6)
+    inject = ["-P", out / "lock", "-e", "trace=openat", "-e", "inject=openat:signal=SIGSTOP:when=1"]
+    tracer = subprocess.Popen(
+        ["strace", "-f", "-o", tmp_path / "log", *inject, *line], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+    while tracer.poll() is None and not (
+        (tmp_path / "log").exists() and "stopped by SIGSTOP" in (tmp_path / "log").read_text()
+    ):
+        time.sleep(0.02)
+    if tracer.poll() is not None:
+        pytest.skip("strace cannot trace here")
+    subprocess.run(line, check=True, capture_output=True)
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    stopped = int((tmp_path / "log").read_text().split()[0])
+    os.kill(stopped, signal.SIGCONT)
+    said = tracer.communicate(timeout=120)[1]
+    assert tracer.returncode == (2 if how == "fresh" else 0)
+    assert ("holds a run already" if how == "fresh" else "is finished") in said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
