@@ -379,7 +379,15 @@ class MoE(nn.Module):
         y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=Uncast(routing.weights))
         if self.shared is not None:
             y = y + self.shared(tokens)
+        if self.router.member is not None and any_dtensor(y) and torch.compiler.is_compiling():
+            # The graph that begins after the exchange must not end with a view of a DTensor: torch makes it by as_strided(),
+            # whose backward DTensors do not have.
+            return torch.compiler.disable(_reshape)(y, x.shape)
         return y.reshape(x.shape)
+
+
+def _reshape(y: Tensor, shape: torch.Size) -> Tensor:
+    return y.reshape(shape)
 
 
 def _join(ep_group: Any, wire: "Wire | None", settings: dict[str, Any]) -> "Member | None":

@@ -52,6 +52,19 @@ def test_sharded(results, name, size):
     assert not wrong, "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
 
 
+def test_fsdp_over_experts_of_a_group_and_tensor_parallelism_on_eight_ranks(tmp_path):
+    """A mesh of 2 x 2 x 2. Ranks of dp hold other shards of the same experts: with fewer ranks one of the three has size 1."""
+    names = [
+        f"sharded_ep_cases.{one.__name__}"
+        for one in (
+            sharded_ep_cases.gradients_on_a_mesh_are_those_of_the_same_splits_in_one_process,
+            sharded_ep_cases.ten_steps_on_a_mesh,
+        )
+    ]
+    wrong = ranks.run(names, 8, tmp_path)
+    assert not any(wrong.values()), wrong
+
+
 def test_a_save_that_is_killed_leaves_the_last_valid_one_in_force(tmp_path):
     script = pathlib.Path(__file__).with_name("checkpoint_kills.py")
     command = [sys.executable, str(script), str(tmp_path), "10", "1"]
