@@ -8,7 +8,7 @@
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
-#include "moxie/core/gemm/operand.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
 #include "moxie/core/gemm/work.h"
 
 namespace moxie::sm90 {
@@ -56,7 +56,6 @@ struct GemmShared {
   uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // all others -> scheduler
   ScheduleShared<Tile::kRagged> schedule;
-  uint64_t loaded[Tile::kStages];  // Padding::kAnything: TMA -> scale warps, which clear padding
 };
 
 template <class Tile, int kRows>
@@ -80,6 +79,13 @@ inline ScaleMatrix quads_of(const GemmOperand& operand) {
           .quads = static_cast<uint32_t>(operand.scale.dim(-2) / rows)};
 }
 
+// wgrad's tensor maps of one group: they end where its rows do. TMA reads zeros past the end of a
+// map, so the kernel never sees what the padding of the group holds.
+struct alignas(kGroupMapsAlignment) GroupMaps {
+  CUtensorMap a, b;
+};
+static_assert(sizeof(GroupMaps) == kGroupMapsBytes);
+
 struct GemmParams : ScheduleParams {
   CUtensorMap a, b;
   CUtensorMap out_map;  // bf16
@@ -89,8 +95,10 @@ struct GemmParams : ScheduleParams {
   Format bias_format;
   int bias_stride;      // elements from one group's bias to the next; 0: all groups share one
   int b_rows_of_group;  // forward, dgrad: rows of b per group; wgrad: 0, b is shared by all
-  int throttle;         // wgrad: index of the counter (throttle.cuh), set at launch
-  bool add;             // wgrad: out += instead of =
+  // wgrad: [G], for the last step of each group; nullptr if the padding holds zeros.
+  const GroupMaps* group_maps;
+  int throttle;  // wgrad: index of the counter (throttle.cuh), set at launch
+  bool add;      // wgrad: out += instead of =
 };
 
 }  // namespace moxie::sm90

@@ -1,7 +1,32 @@
 #include "moxie/core/gemm/backends.h"
 #include "moxie/core/gemm/gemm_kernel.cuh"
+#include "moxie/core/ptx/tensor_map_change.cuh"
+#include "moxie/core/tile/group_search.cuh"
 
 namespace moxie::sm90 {
+namespace {
+
+struct GroupMapsParams {
+  GroupMaps whole;  // the maps of the whole operands
+  Panels panels;
+  GroupMaps* maps;  // result, [G]
+};
+
+// Where groups end is known on the device only, so it makes the maps.
+__global__ __launch_bounds__(cuda::kThreads) void group_maps_kernel(
+    const __grid_constant__ GroupMapsParams p) {
+  __shared__ cuda::RowTileSearch search;
+  cuda::for_each_group(p.panels, kTileK, search, [&](const Panel& panel) {
+    GroupMaps& maps = p.maps[panel.index];
+    maps = p.whole;
+    const auto end = static_cast<uint32_t>(panel.padded + panel.rows);
+    ptx::tensormap_set_size(&maps.a, end);
+    ptx::tensormap_set_size(&maps.b, end);
+    ptx::fence_tensormap_release();
+  });
+}
+
+}  // namespace
 
 // A group is a range of k blocks in buffers that all groups share, so one tensor map per buffer
 // serves every group.
@@ -20,9 +45,11 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
                                        .n = n,
                                        .k = ceil_div(padded, groups),
                                        .pairs = pairs_at_once()});
+  // TMA reads zeros past this many rows: without offs, the padding as well.
+  const int64_t k = args.offs ? padded : args.rows;
   GemmParams p{};
-  p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
-  p.b = b_map(args.b.qdata.data, n, padded, args.out.format);
+  p.a = a_map({args.a.qdata.data, m, k, padded}, tile.rows / kCluster);
+  p.b = b_map({args.b.qdata.data, n, k, padded}, args.out.format);
   p.out_map = out_map(args.out, groups * m, n);
   p.scale_a = quads_of(args.a);
   p.scale_b = quads_of(args.b);
@@ -36,10 +63,13 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.add = args.sum == Sum::kAdd;
   const int64_t pairs =
       groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);
-  const GemmLaunch how{"grouped_wgrad", stream, pairs};
-  if (args.padding == Padding::kAnything)
-    return launch_gemm<Ragged::kDepth, Padding::kAnything>(how, p, tile, args.out.format);
-  launch_gemm<Ragged::kDepth>(how, p, tile, args.out.format);
+  if (args.padding == Padding::kAnything && args.offs) {
+    auto* const maps = reinterpret_cast<GroupMaps*>(args.workspace.data);
+    cuda::launch({"grouped_wgrad", stream, 1}, group_maps_kernel,
+                 GroupMapsParams{.whole = {p.a, p.b}, .panels = panels, .maps = maps});
+    p.group_maps = maps;
+  }
+  launch_gemm<Ragged::kDepth>({"grouped_wgrad", stream, pairs}, p, tile, args.out.format);
 }
 
 }  // namespace moxie::sm90

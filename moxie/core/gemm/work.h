@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "moxie/core/gemm/choose_tile.h"
-#include "moxie/core/gemm/grouped_wgrad.h"
 
 namespace moxie::sm90 {
 
@@ -17,11 +16,9 @@ inline constexpr int kCluster = 2;    // CTAs side by side in n; each loads half
 inline constexpr int kMaxPairs = 72;  // CTA pairs in flight: a full GH100 has 144 SMs
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, the others multiply. A thread holds
-// 64 f32 sums and 64 f32 of the product that is not promoted yet. kPadding: what the operands hold
-// in their padding. Kernels that clear it are compiled apart, so that zero padding costs nothing.
-template <Ragged kRaggedOf, int kConsumersOf, Padding kPadding>
+// 64 f32 sums and 64 f32 of the product that is not promoted yet.
+template <Ragged kRaggedOf, int kConsumersOf>
 struct GemmTile {
-  static constexpr bool kClears = kPadding == Padding::kAnything;
   static constexpr Ragged kRagged = kRaggedOf;
   static constexpr int kConsumers = kConsumersOf;
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -43,10 +40,10 @@ struct GemmTile {
 };
 
 // Three warpgroups keep the tensor cores busy; two are for groups of few rows.
-template <Ragged kRagged, Padding kPadding = Padding::kZeros>
-using TallTile = GemmTile<kRagged, 3, kPadding>;
-template <Ragged kRagged, Padding kPadding = Padding::kZeros>
-using FlatTile = GemmTile<kRagged, 2, kPadding>;
+template <Ragged kRagged>
+using TallTile = GemmTile<kRagged, 3>;
+template <Ragged kRagged>
+using FlatTile = GemmTile<kRagged, 2>;
 
 // One tile of the result. The CTAs of a cluster differ only in `col` (rows = 0 if col >= n).
 struct alignas(16) Work {
