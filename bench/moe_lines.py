@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-import harness  # noqa: F401 (before torch)
+import harness
 
 # isort: split
 import torch
@@ -18,7 +18,9 @@ import moxie.nn
 
 STOCK, COMPILED, SONIC = "stock", "stock compiled", "SonicMoE"
 RIVALS = ("stock", "compiled", "sonic")
-CACHED = ("mxfp8_rceil_128",)  # also timed with a weight cache, as in the later micro-batches of an optimizer step
+SCREENED = 4  # steps of each way of compiled stock torch
+# Also timed with a weight cache, as in the later micro-batches of an optimizer step, and with h kept in FP8.
+CACHED = ("mxfp8_rceil_128",)
 
 
 @dataclasses.dataclass
@@ -48,6 +50,7 @@ class Line:
     forward: Callable[[torch.Tensor], torch.Tensor]
     parameters: list[nn.Parameter]
     ours: bool = False
+    way: str = ""  # of compiled stock torch: one of MOVES
 
 
 def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat16) -> Weights:
@@ -63,14 +66,29 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
 
 
 # How stock torch moves tokens to rows and back. Which way is fastest depends on the shape and on what torch.compile makes of
-# it, so the compiled layer is measured in each, and the fastest counts.
-#   index_select  gathers rows and gathers them back; the gradient of each gather is an index_add
+# it, so the layer is compiled in each, and the fastest of a few steps is the line that is measured.
+#   gathers       gathers rows and gathers them back, and so do the gradients (torch's own gradient of a gather is an index_add)
 #   indexing      gathers with x[..]; the gradient of each is an index_put that accumulates
 #   index_add     gathers rows, and adds weighted rows to their tokens; the gradient of that is a gather
-MOVES = ("index_select", "indexing", "index_add")
+MOVES = ("gathers", "indexing", "index_add")
 
 
-def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "index_select") -> torch.Tensor:
+class Gather(torch.autograd.Function):
+    """rows[i] = x[index[i]], where x[j] goes to rows inverse[j * copies] .. inverse[(j + 1) * copies - 1]."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, drows: torch.Tensor):
+        (inverse,) = ctx.saved_tensors
+        return drows.index_select(0, inverse).view(-1, ctx.copies, drows.shape[1]).sum(1), None, None, None
+
+
+def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "gathers") -> torch.Tensor:
     """The MoE layer in stock torch; x is [T, D]. It never waits for the device, and no size depends on data, so torch.compile
     makes one graph of it.
     """
@@ -81,26 +99,45 @@ def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "in
     experts = torch.arange(weights.gate.shape[0], device=x.device)
     offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
     token_of = slot_of // top_k
-    rows = x[token_of] if move == "indexing" else x.index_select(0, token_of)
+    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
+    rows = Gather.apply(x, token_of, row_of, top_k) if move == "gathers" else x[token_of]
     gate, up = torch._grouped_mm(rows, weights.w13.mT, offs=offs).chunk(2, dim=-1)
     rows = torch._grouped_mm(nn.functional.silu(gate) * up, weights.w2.mT, offs=offs)
     if move == "index_add":
         weighted = rows * chosen.flatten().index_select(0, slot_of)[:, None]
         return torch.zeros_like(x).index_add(0, token_of, weighted)
-    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
-    rows = rows[row_of] if move == "indexing" else rows.index_select(0, row_of)
+    rows = Gather.apply(rows, row_of, slot_of, 1) if move == "gathers" else rows[row_of]
     return (rows.view(*ids.shape, -1) * chosen[..., None]).sum(1)
 
 
-def stock_line(shape: Shape, weights: Weights, move: str = "index_select") -> Line:
+def stock_line(shape: Shape, weights: Weights, move: str = "gathers") -> Line:
     return Line(STOCK, lambda x: stock_forward(x, weights, shape.top_k, move), list(vars(weights).values()))
+
+
+def steps_of(line: Line, x: torch.Tensor, dy: torch.Tensor, count: int) -> float:
+    """Seconds of each of `count` steps in a row, after one that does not count: it may compile."""
+
+    def step() -> None:
+        for leaf in (x, *line.parameters):
+            leaf.grad = None
+        line.forward(x).backward(dy)
+
+    step()
+    return harness.laps([lambda: [step() for _ in range(count)]], x.device.type)[0] / count
 
 
 def compiled_line(shape: Shape, weights: Weights, move: str) -> Line:
     line = stock_line(shape, weights, move)
-    return dataclasses.replace(
-        line, name=f"{COMPILED}, {move}", forward=torch.compile(line.forward, dynamic=False, fullgraph=True)
-    )
+    forward = torch.compile(line.forward, dynamic=False, fullgraph=True)
+    return dataclasses.replace(line, name=COMPILED, forward=forward, way=move)
+
+
+def with_fastest_way(lines: list[Line], x: torch.Tensor, dy: torch.Tensor) -> list[Line]:
+    """The lines with only the fastest of compiled stock torch's ways."""
+    ways = [line for line in lines if line.way]
+    seconds = [steps_of(line, x, dy, SCREENED) for line in ways] if len(ways) > 1 else [0.0] * len(ways)
+    slower = [line for line, time in zip(ways, seconds) if time > min(seconds)]
+    return [line for line in lines if not any(line is other for other in slower)]
 
 
 def sonic_line(shape: Shape, weights: Weights) -> Line:
@@ -127,19 +164,22 @@ def sonic_line(shape: Shape, weights: Weights) -> Line:
     return Line(SONIC, forward, list(layer.parameters()))
 
 
-def our_line(shape: Shape, weights: Weights, recipe: str, weight_cache: bool) -> Line:
-    layer = moxie.nn.MoE(
-        shape.dim, shape.hidden_dim, shape.experts, shape.top_k, recipe=recipe, device=weights.w13.device, dtype=weights.w13.dtype
-    )
+def our_line(shape: Shape, weights: Weights, recipe: str, *, weight_cache: bool = False, keep: str = "h") -> Line:
+    make = {"device": weights.w13.device, "dtype": weights.w13.dtype}
+    layer = moxie.nn.MoE(shape.dim, shape.hidden_dim, shape.experts, shape.top_k, recipe=recipe, keep=keep, **make)
     layer.router.gate.weight, layer.experts.w13, layer.experts.w2 = weights.gate, weights.w13, weights.w2
     layer.experts.set_recipe_(recipe, weight_cache=weight_cache)
-    name = f"Moxie {recipe}, weight cache" if weight_cache else f"Moxie {recipe}"
-    return Line(name, layer, list(layer.parameters()), ours=True)
+    more = [", weight cache"] * weight_cache + [", h in FP8"] * (keep == "h_fp8")
+    return Line(f"Moxie {recipe}{''.join(more)}", layer, list(layer.parameters()), ours=True)
 
 
-def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[str]) -> tuple[list[Line], dict[str, str]]:
-    """The lines to measure, and for each rival that cannot run here the reason."""
+def lines_of(
+    shape: Shape, weights: Weights, rivals: list[str], recipes: list[str], variants: bool = True
+) -> tuple[list[Line], dict[str, str]]:
+    """The lines to measure, and for each rival that cannot run here the reason. variants: also with h in FP8."""
     torch._dynamo.reset()  # forgets graphs of the previous shape, or torch would compile this one for dynamic sizes
+    x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
+    dy = torch.randn_like(x)
     makers = {
         "stock": {STOCK: lambda: stock_line(shape, weights)},
         "compiled": {f"{COMPILED}, {move}": lambda move=move: compiled_line(shape, weights, move) for move in MOVES},
@@ -149,15 +189,15 @@ def lines_of(shape: Shape, weights: Weights, rivals: list[str], recipes: list[st
     for name, make in (item for rival in rivals for item in makers[rival].items()):
         try:
             line = make()
-            x = torch.randn(shape.tokens, shape.dim, device=weights.w13.device, dtype=weights.w13.dtype, requires_grad=True)
-            line.forward(x).backward(torch.randn_like(x))  # compiles
+            steps_of(line, x, dy, 1)  # compiles
             lines.append(line)
         except Exception as error:  # whatever error a rival raises, the other lines are still measured
             missing[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         for weight in vars(weights).values():
             weight.grad = None
     for recipe in recipes:
-        lines.append(our_line(shape, weights, recipe, weight_cache=False))
+        lines.append(our_line(shape, weights, recipe))
         if recipe in CACHED:
             lines.append(our_line(shape, weights, recipe, weight_cache=True))
+            lines += [our_line(shape, weights, recipe, keep="h_fp8")] * variants
     return lines, missing

@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 import exchange_tables
+import hf_tables
 import moe_tables
 from doc_tables import about, median_of, source, table_of
 
@@ -268,6 +269,7 @@ TABLES = [
     ("docs/PERFORMANCE.md", "cpu", f"{CPU}/ops.json", ops_table),
     ("docs/PERFORMANCE.md", "grouped_mm", f"{CPU}/grouped_mm.json", grouped_mm_table),
     ("README.md", "headline", f"{GPU}/grouped_mm.json", headline),
+    ("README.md", "layer_headline", f"{GPU}/moe.json", moe_tables.headline),
     ("README.md", "grouped_mm_gpu", f"{GPU}/grouped_mm.json", headline_table),
     ("docs/PERFORMANCE.md", "grouped_mm_recipes", f"{GPU}/grouped_mm_recipes.json", recipes_table),
     ("docs/kernels/grouped_gemm.md", "products", f"{GPU}/grouped_mm.json", products_table),
@@ -282,8 +284,8 @@ TABLES = [
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/MOE.md", "layer", f"{GPU}/moe.json", moe_tables.layer_table),
     ("docs/MOE.md", "layer_memory", f"{GPU}/moe.json", moe_tables.memory_table),
-    ("docs/MOE.md", "layer_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
-    ("docs/MOE.md", "layer_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
+    ("docs/MOE.md", "router", f"{GPU}/router.json", moe_tables.router_table),
+    ("docs/HUGGING_FACE.md", "hf", f"{GPU}/hf.json", hf_tables.speed_table),
     ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
     *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),
