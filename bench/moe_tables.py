@@ -1,6 +1,7 @@
 """Formats the tables and draws the plot of the MoE layer; bench/publish.py puts them into docs/MOE.md."""
 
 import pathlib
+import re
 
 from doc_tables import about, median_of, source, table_of
 
@@ -139,7 +140,8 @@ def draw(report: dict, path: pathlib.Path) -> None:
 
     shapes, names = by_shape(report), names_of(report)
     figure, panels = plt.subplots(1, 2, figsize=(13, 4.4))
-    labels = [shape_text(lines).replace(" (", "\n(") for lines in shapes.values()]
+    # Two lines of sizes, because the whole text is wider than the bars of a shape.
+    labels = [re.sub(r"^(\S+ x \S+) x (.*) \((.*)\)$", r"\3\n\1\nx \2", shape_text(lines)) for lines in shapes.values()]
     values = (
         ("ms of a step, burst", lambda row: row["seconds"]["median"] * 1e3),
         ("MiB saved for backward", lambda row: row["saved_mib"]),
