@@ -182,6 +182,24 @@ TORCH_LIBRARY(moxie, m) {
       "Tensor? main_grad2=None, str keep='h', ScalarType? x_dtype=None, "
       "str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
       "str w13_layout='concatenated') -> Tensor y");
+  // The same over memory that the ranks share (moxie.symmetric makes it), without the host. memory:
+  // this rank's; status: int64 [5] on the host, pinned; peers: the address here of every rank's;
+  // capacity: _exchange_capacity's; limits: rows of a rank's experts and tokens it receives.
+  differentiable(
+      "expert_mlp.symmetric(Tensor x, Tensor w13, Tensor w2, Tensor weights, Tensor offs, "
+      "Tensor slot_of, Tensor row_of, Tensor memory, Tensor status, int[] peers, int[] capacity, "
+      "int[] limits, int rank, int timeout_ms, str group, *, str recipe='mxfp8_rceil_128', "
+      "str wire='fp8', Tensor[]? quantized_w13=None, Tensor[]? quantized_w2=None, "
+      "Tensor? main_grad13=None, Tensor? main_grad2=None, str keep='h', "
+      "ScalarType? x_dtype=None, str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
+      "str w13_layout='concatenated') -> Tensor y");
+  // What a layer needs of shared memory: experts, rows, bytes of tokens, bytes of rows
+  def("_exchange_capacity(int ranks, int experts, int dim, int[] limits, ScalarType dtype, *, "
+      "str recipe, str wire) -> int[]");
+  // The bytes of memory with that capacity
+  def("_exchange_bytes(int ranks, int[] capacity) -> int");
+  // Raises if the exchange has failed; does not wait for the device.
+  def("_exchange_check(Tensor status, int rank, int ranks, int timeout_ms, str group) -> ()");
   // The sum of x over the ranks of a process group; what: as errors call it
   def("_sum_over_group(Tensor x, str group, str what) -> Tensor sum");
   // a = silu(gate) * up, where h [R, 2F] = [gate, up]; differentiable. activation: 'swiglu', as

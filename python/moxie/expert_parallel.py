@@ -18,10 +18,12 @@ from moxie.distributed.agree import agree
 from moxie.dtensors import any_dtensor
 from moxie.nn import GroupedExperts, Router, Uncast, _tensors
 from moxie.recipe import AnyRecipe, Recipe
+from moxie.symmetric import Place, Sizes, Symmetric, limits_of, place_of
 
 _ops = torch.ops.moxie
 
 Wire = Literal["fp8", "unquantized"]
+Engine = Literal["c10d", "symmetric"] | Symmetric  # what carries the tokens
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +82,8 @@ def join(group: Any, settings: Mapping[str, Any]) -> Member:
         if wire not in (None, "fp8", "unquantized"):
             raise ValueError(f"MoE: wire must be fp8 or unquantized, got {wire!r}")
         check_wire(wire, settings["recipe"])
+        if parse_engine(settings.get("engine")) is not None and settings.get("bias", False):
+            raise ValueError("MoE: engine symmetric takes experts without bias; the engine c10d takes both")
         if settings.get("collect_stats", False):
             raise ValueError("MoE: collect_stats must be False over a group, got True")
         dtype = settings.get("dtype") or torch.get_default_dtype()
@@ -89,6 +93,17 @@ def join(group: Any, settings: Mapping[str, Any]) -> Member:
 
     agree(f"MoE over group '{member.name}'", member.group, describe)
     return member
+
+
+def parse_engine(engine: Engine | None) -> Symmetric | None:
+    """The settings of the symmetric engine, or None for c10d, the default."""
+    if engine is None or engine == "c10d":
+        return None
+    if engine == "symmetric":
+        return Symmetric()
+    if not isinstance(engine, Symmetric):
+        raise ValueError(f"MoE: engine must be c10d, symmetric or a Symmetric, got {engine!r}")
+    return engine
 
 
 def check_wire(wire: Wire | None, recipe: AnyRecipe) -> None:
@@ -124,11 +139,19 @@ class ParallelExperts(GroupedExperts):
         *,
         member: Member,
         wire: Wire | None = None,
+        engine: Engine | None = None,
         recipe: AnyRecipe = gemm.DEFAULT_RECIPE,
         **options: Any,
     ):
         self.member, self._wire_asked, self.num_experts = member, wire, num_experts
+        self.symmetric, self._place = parse_engine(engine), None
         super().__init__(dim, hidden_dim, num_experts // member.size, recipe=recipe, **options)
+
+    symmetric: Symmetric | None = None  # the symmetric engine; None is c10d
+    _place: Place | None = None  # in shared memory, from the first forward on
+
+    def __getstate__(self) -> dict:
+        return {**self.__dict__, "_place": None}  # a copy finds a place of its own
 
     def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
         check_wire(self._wire_asked, recipe)
@@ -166,12 +189,34 @@ class ParallelExperts(GroupedExperts):
             raise ValueError("ParallelExperts: experts of a group take tokens with offs, slot_of, row_of and weights")
         if self.collect_stats:
             raise ValueError("ParallelExperts: collect_stats must be off over a group")
-        # Sizes of messages depend on the routing, so a compiled graph ends before the exchange and another begins after it.
+        # A compiled graph cannot contain the exchange: one graph ends before it and another begins after it.
         call = torch.compiler.disable(_exchange) if torch.compiler.is_compiling() else _exchange
         return call(self, x, weights, offs, slot_of, row_of)
 
     def extra_repr(self) -> str:
-        return f"{self.num_experts} experts over {self.member.size} ranks of group {self.member.name!r}, wire {self.wire}"
+        ranks = f"{self.num_experts} experts over {self.member.size} ranks of group {self.member.name!r}"
+        return f"{ranks}, wire {self.wire}, engine {'c10d' if self.symmetric is None else self.symmetric}"
+
+    def place(self, x: Tensor, top_k: int) -> Place:
+        """Returns this layer's place in shared memory. The first call makes it, on all ranks together."""
+        assert self.symmetric is not None
+        dim = self._as_taken(self.w13).shape[-1]
+        sizes = Sizes(self.member.size, self.num_experts, dim, top_k, self.recipe, self.wire, x.dtype)
+        alone = self.member.size == 1 and self.symmetric.max_rows is None and self.symmetric.max_tokens is None
+        if self._place is None or self._place.sizes != sizes or (alone and x.shape[0] > self._place.tokens):
+            self._place = place_of(self.member, self.symmetric, sizes, x)
+        if alone:  # one rank knows its rows
+            return dataclasses.replace(self._place, limits=limits_of(self.symmetric, sizes, x.shape[0]))
+        return self._place
+
+    def check(self) -> None:
+        """Waits for the device, and raises if an exchange of the symmetric engine has failed."""
+        if self._place is None or self.symmetric is None:
+            return
+        if self._place.shared.memory.is_cuda:
+            torch.cuda.synchronize(self._place.shared.memory.device)
+        member = self.member
+        _ops._exchange_check(self._place.shared.status, member.rank, member.size, self.symmetric.timeout_ms, member.name)
 
 
 def _shard_of_experts(weight: Tensor) -> tuple[Tensor, int]:
@@ -211,26 +256,35 @@ def _exchange(experts: ParallelExperts, x: Tensor, weights: Tensor, offs: Tensor
 def _exchange_with(
     experts: ParallelExperts, x: Tensor, w13: Tensor, w2: Tensor, weights: Tensor, offs: Tensor, slot_of: Tensor, row_of: Tensor
 ) -> Tensor:
-    return _ops.expert_mlp.parallel(
-        x,
-        w13,
-        w2,
-        weights,
-        offs,
-        slot_of,
-        row_of,
-        experts.member.name,
-        recipe=experts.recipe,
-        wire=experts.wire,
-        quantized_w13=_tensors(gemm.live_cache(experts.cache13, experts.w13)),
-        quantized_w2=_tensors(gemm.live_cache(experts.cache2, experts.w2)),
-        main_grad13=experts._main_grad("w13"),
-        main_grad2=experts._main_grad("w2"),
-        keep=experts.keep,
-        activation=experts.activation,
-        b13=experts.b13,
-        b2=experts.b2,
-        w13_layout=experts.w13_layout,
+    options: dict[str, Any] = {
+        "recipe": experts.recipe,
+        "wire": experts.wire,
+        "quantized_w13": _tensors(gemm.live_cache(experts.cache13, experts.w13)),
+        "quantized_w2": _tensors(gemm.live_cache(experts.cache2, experts.w2)),
+        "main_grad13": experts._main_grad("w13"),
+        "main_grad2": experts._main_grad("w2"),
+        "keep": experts.keep,
+        "activation": experts.activation,
+        "b13": experts.b13,
+        "b2": experts.b2,
+        "w13_layout": experts.w13_layout,
+    }
+    route = (x, w13, w2, weights, offs, slot_of, row_of)
+    if experts.symmetric is None:
+        return _ops.expert_mlp.parallel(*route, experts.member.name, **options)
+    member, place = experts.member, experts.place(x, weights.shape[1])
+    shared, limits = place.shared, list(place.limits)
+    return _ops.expert_mlp.symmetric(
+        *route,
+        shared.memory,
+        shared.status,
+        shared.peers,
+        shared.capacity,
+        limits,
+        member.rank,
+        experts.symmetric.timeout_ms,
+        member.name,
+        **options,
     )
 
 

@@ -24,7 +24,7 @@ from moxie.stats import PARTS, STATS
 
 if TYPE_CHECKING:
     from moxie.converted import Conversion
-    from moxie.expert_parallel import Member, Wire
+    from moxie.expert_parallel import Engine, Member, Wire
 
 _ops = torch.ops.moxie
 
@@ -186,6 +186,9 @@ class GroupedExperts(nn.Module):
         caches = {"quantized_w13": _tensors(cache13), "quantized_w2": _tensors(cache2)}
         return _ops.expert_mlp.stats(x, w13, w2, self.stats, offs, **caches, **options)
 
+    def check(self) -> None:
+        """Raises if these experts have failed. Those of one process do not."""
+
     def refresh_(self) -> None:
         # Pass the parameters, because they may have been replaced since the caches were made.
         for cache, weight in ((self.cache13, self.w13), (self.cache2, self.w2)):
@@ -295,7 +298,8 @@ class MoE(nn.Module):
     `loss` is the router's loss of the last forward pass: add it to the model's loss. `keep`, `activation`, `bias`, `w13_layout`,
     `transposed` and `main_grad` are those of GroupedExperts, and apply to the shared expert too. `ep_group`, a process group or
     a one-dimensional device mesh, distributes the experts over its ranks (docs/EXPERT_PARALLEL.md). `wire` is then the format in
-    which tokens are sent: "fp8", the default of recipes that allow it, or "unquantized".
+    which tokens are sent: "fp8", the default of recipes that allow it, or "unquantized". `engine` is what carries them: "c10d",
+    the default, or "symmetric", or `moxie.symmetric.Symmetric(max_rows=.., ..)`.
 
     >>> layer = moxie.nn.MoE(64, 96, num_experts=4, top_k=2)
     >>> y = layer(torch.randn(2, 5, 64))
@@ -323,6 +327,7 @@ class MoE(nn.Module):
         collect_stats: bool = False,
         ep_group: Any = None,
         wire: "Wire | None" = None,
+        engine: "Engine | None" = None,
         device=None,
         dtype=None,
         **router,
@@ -342,16 +347,20 @@ class MoE(nn.Module):
             "dtype": dtype,
         }
         sizes = {"dim": dim, "hidden_dim": hidden_dim, "shared_hidden_dim": shared_hidden_dim, "num_experts": num_experts}
-        member = _join(ep_group, wire, {**sizes, "top_k": top_k, **options, **router})
+        member = _join(ep_group, wire, engine, {**sizes, "top_k": top_k, **options, **router})
         self.router = Router(dim, num_experts, top_k, device=device, dtype=dtype, **router)
         self.router.member = member
-        make_experts = GroupedExperts if member is None else _parallel_experts(member, wire)
+        make_experts = GroupedExperts if member is None else _parallel_experts(member, wire, engine)
         self.experts: GroupedExperts = make_experts(dim, hidden_dim, num_experts, **options)
         self.shared = None if shared_hidden_dim is None else SharedExperts(dim, shared_hidden_dim, **options)
         self.loss = torch.zeros(())
 
     def __getstate__(self) -> dict:
         return {**self.__dict__, "loss": self.loss.detach()}  # detached, because copy and pickle refuse tensors inside a graph
+
+    def check(self) -> None:
+        """Waits for the device, and raises if an exchange of the symmetric engine has failed (docs/EXPERT_PARALLEL.md)."""
+        self.experts.check()
 
     def refresh_(self) -> None:
         """Quantizes the cached weights again."""
@@ -391,20 +400,21 @@ def _reshape(y: Tensor, shape: torch.Size) -> Tensor:
     return y.reshape(shape)
 
 
-def _join(ep_group: Any, wire: "Wire | None", settings: dict[str, Any]) -> "Member | None":
+def _join(ep_group: Any, wire: "Wire | None", engine: "Engine | None", settings: dict[str, Any]) -> "Member | None":
     if ep_group is not None:
         from moxie import expert_parallel  # imported here, because some builds of torch lack torch.distributed
 
-        return expert_parallel.join(ep_group, {**settings, "wire": wire})
-    if wire is not None:
-        raise ValueError(f"MoE: wire is for layers with an ep_group, got {wire!r}")
+        return expert_parallel.join(ep_group, {**settings, "wire": wire, "engine": engine})
+    for name, value in (("wire", wire), ("engine", engine)):
+        if value is not None:
+            raise ValueError(f"MoE: {name} is for layers with an ep_group, got {value!r}")
     return None
 
 
-def _parallel_experts(member: "Member", wire: "Wire | None") -> Any:
+def _parallel_experts(member: "Member", wire: "Wire | None", engine: "Engine | None") -> Any:
     from moxie import expert_parallel
 
-    return functools.partial(expert_parallel.ParallelExperts, member=member, wire=wire)
+    return functools.partial(expert_parallel.ParallelExperts, member=member, wire=wire, engine=engine)
 
 
 def _quantizes(recipe: str) -> bool:

@@ -27,7 +27,12 @@ class World:
 
 
 def environment() -> dict[str, str]:
-    quiet = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
+    quiet = {
+        "GLOO_SOCKET_IFNAME": "lo",
+        "OMP_NUM_THREADS": "1",
+        "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16",
+        "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES": "1",  # ranks may share a GPU
+    }
     return {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join([str(HERE), *(entry for entry in sys.path if entry)])}
 
 

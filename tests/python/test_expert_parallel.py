@@ -11,25 +11,27 @@ import pytest
 import torch.distributed
 
 import expert_parallel_cases
+import expert_parallel_engine_cases
 import ranks
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no Gloo"
 )
 
+CASES = [f"{module.__name__}.{name}" for module in (expert_parallel_cases, expert_parallel_engine_cases) for name in module.NAMES]
+
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Returns a function that maps a number of ranks to the errors of all cases. The cases run when it is first called with that
     number."""
-    names = [f"expert_parallel_cases.{name}" for name in expert_parallel_cases.NAMES]
-    return functools.cache(lambda size: ranks.run(names, size, tmp_path_factory.mktemp("ranks")))
+    return functools.cache(lambda size: ranks.run(CASES, size, tmp_path_factory.mktemp("ranks")))
 
 
-@pytest.mark.parametrize("case", expert_parallel_cases.NAMES)
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("size", (1, 2, 4))
 def test_over_a_group(size, case, results):
-    wrong = results(size)[f"expert_parallel_cases.{case}"]
+    wrong = results(size)[case]
     assert not wrong, "\n".join(f"rank {rank}: {text}" for rank, text in wrong.items())
 
 

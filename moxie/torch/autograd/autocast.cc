@@ -128,6 +128,33 @@ Tensor expert_mlp_parallel_autocast(
                                    .w13_layout = w13_layout});
 }
 
+template <c10::DeviceType kDevice>
+Tensor expert_mlp_symmetric_autocast(
+    const Tensor& x, const Tensor& w13, const Tensor& w2, const Tensor& weights, const Tensor& offs,
+    const Tensor& slot_of, const Tensor& row_of, const Tensor& memory, const Tensor& status,
+    at::IntArrayRef peers, at::IntArrayRef capacity, at::IntArrayRef limits, int64_t rank,
+    int64_t timeout_ms, std::string_view group, std::string_view recipe, std::string_view wire,
+    OptionalTensors quantized_w13, OptionalTensors quantized_w2, const OptionalTensor& main_grad13,
+    const OptionalTensor& main_grad2, std::string_view keep,
+    std::optional<at::ScalarType> /*x_dtype*/, std::string_view activation,
+    const OptionalTensor& b13, const OptionalTensor& b2, std::string_view w13_layout) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(key_of(kDevice));
+  return ops::expert_mlp_symmetric(x, w13, w2, weights, offs, slot_of, row_of, memory, status,
+                                   peers, capacity, limits, rank, timeout_ms, group,
+                                   {.recipe = recipe,
+                                    .wire = wire,
+                                    .quantized_w13 = quantized_w13,
+                                    .quantized_w2 = quantized_w2,
+                                    .main_grad13 = main_grad13,
+                                    .main_grad2 = main_grad2,
+                                    .keep = keep,
+                                    .x_dtype = at::autocast::get_autocast_dtype(kDevice),
+                                    .activation = activation,
+                                    .b13 = b13,
+                                    .b2 = b2,
+                                    .w13_layout = w13_layout});
+}
+
 }  // namespace
 
 TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
@@ -137,6 +164,7 @@ TORCH_LIBRARY_IMPL(moxie, AutocastCPU, m) {
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CPU>));
   m.impl("expert_mlp.parallel", TORCH_FN(expert_mlp_parallel_autocast<c10::DeviceType::CPU>));
+  m.impl("expert_mlp.symmetric", TORCH_FN(expert_mlp_symmetric_autocast<c10::DeviceType::CPU>));
 }
 TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("grouped_mm", TORCH_FN(grouped_mm_autocast<c10::DeviceType::CUDA>));
@@ -145,6 +173,7 @@ TORCH_LIBRARY_IMPL(moxie, AutocastCUDA, m) {
   m.impl("expert_mlp", TORCH_FN(expert_mlp_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp.stats", TORCH_FN(expert_mlp_stats_autocast<c10::DeviceType::CUDA>));
   m.impl("expert_mlp.parallel", TORCH_FN(expert_mlp_parallel_autocast<c10::DeviceType::CUDA>));
+  m.impl("expert_mlp.symmetric", TORCH_FN(expert_mlp_symmetric_autocast<c10::DeviceType::CUDA>));
 }
 
 }  // namespace moxie::ops

@@ -139,6 +139,7 @@ std::unique_ptr<TokenPath> restored_path(variable_list& saved, SavedData& data) 
   switch (PathKind{data["path"].toInt()}) {
     case PathKind::kLocal: break;
     case PathKind::kGroup: return restored_group_path(std::move(of_path), data);
+    case PathKind::kSymmetric: return restored_symmetric_path(std::move(of_path), data);
   }
   return restored_local_path(std::move(of_path), data);
 }

@@ -33,44 +33,6 @@ Quantized rows_of(const Quantized& tokens, const Tensor& row_token) {
   return rows;
 }
 
-// Tokens as they travel.
-Quantized for_wire(const Plan& plan, Wire wire, Role role, const Tensor& tokens) {
-  if (wire == Wire::kUnquantized) return {tokens, {}};
-  QuantizeSpec spec = tokens_spec(plan, role, Need::kRowwise);
-  spec.layout = ScaleLayout::kPlain;
-  const auto made = packed::quantize(tokens, {}, pack(spec));
-  return {made[0], made[1]};
-}
-
-Quantized rowwise_of_received(const Plan& plan, const Quantized& rows, const OptionalTensor& offs) {
-  if (layout_of_received(plan) == ScaleLayout::kPlain) return rows;
-  const TokenScaleSpec spec{.block = plan.recipe.activations, .layout = ScaleLayout::kSwizzled};
-  return {rows.data, packed::token_scale(*rows.scale, offs, rows.data.sym_size(0),
-                                         rows.data.sym_size(1), pack(spec))};
-}
-
-Quantized colwise_of_received(const Plan& plan, Role role, const Quantized& rows,
-                              const OptionalTensor& offs) {
-  const Recipe& recipe = plan.recipe;
-  const RequantizeSpec spec{.block = recipe.activations,
-                            .from_layout = ScaleLayout::kPlain,
-                            .colwise = role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy,
-                            .rule = recipe.rule,
-                            .layout = plan.layout};
-  const auto made = packed::requantize(rows.data, *rows.scale, offs, pack(spec));
-  return {made[0], made[1]};
-}
-
-QuantizedForms forms_of(const FormsWanted& wanted, const Quantized& rows) {
-  if (!rows.scale) return quantize_tokens(wanted, rows.data);
-  QuantizedForms forms;
-  if (wanted.need != Need::kColwise)
-    forms.rowwise = rowwise_of_received(wanted.plan, rows, wanted.offs);
-  if (wanted.need != Need::kRowwise)
-    forms.colwise = colwise_of_received(wanted.plan, wanted.role, rows, wanted.offs);
-  return forms;
-}
-
 class GroupPath final : public TokenPath {
  public:
   explicit GroupPath(const GroupPathArgs& args)
@@ -106,7 +68,7 @@ class GroupPath final : public TokenPath {
     received_ = dispatch_tokens({args_.group, places(), sent, "x"},
                                 Weights{*args_.rows.weights, *permutation().slot_of});
     const Quantized rows = rows_of(received_.tokens, received_.token_of);
-    return forms_of({plan, offs_, Role::kX, Need::kRowwise}, rows);
+    return forms_of_received({plan, offs_, Role::kX, Need::kRowwise}, rows);
   }
 
   Tensor y_from_experts(const Tensor& rows) override {
@@ -173,14 +135,14 @@ class GroupPath final : public TokenPath {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
     const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, {}).tokens,
                                    received_.token_of);
-    Dy made{forms_of({plan, offs_, Role::kDy, need}, rows), plan};
+    Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
     return made;
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
     const Quantized rows = rows_of(received_.tokens, received_.token_of);
-    return forms_of({plan, offs_, Role::kX, Need::kColwise}, rows);
+    return forms_of_received({plan, offs_, Role::kX, Need::kColwise}, rows);
   }
 
   Grads grads_from_experts(const Grads& of_rows, const Needs& own) const override {
@@ -218,10 +180,6 @@ class GroupPath final : public TokenPath {
 };
 
 }  // namespace
-
-ScaleLayout layout_of_received(const Plan& plan) {
-  return plan.layout == ScaleLayout::kSwizzled ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
-}
 
 std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args) {
   return std::make_unique<GroupPath>(args);

@@ -3,14 +3,10 @@
 #pragma once
 
 #include "moxie/torch/autograd/expert_mlp_path.h"
+#include "moxie/torch/autograd/expert_mlp_wire.h"
 #include "moxie/torch/exchange/legs.h"
 
 namespace moxie::ops::mlp {
-
-enum class Wire : int64_t { kUnquantized, kFp8 };
-
-// The layout in which a pass takes scales that came plain: Hopper puts them in order itself.
-ScaleLayout layout_of_received(const Plan& plan);
 
 struct GroupPathArgs {
   Group group;

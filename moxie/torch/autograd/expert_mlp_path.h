@@ -1,6 +1,7 @@
 // How tokens become rows of the experts, and rows tokens again, in forward and backward: by a
 // permutation in one process (expert_mlp_local.cc), by an exchange over a process group
-// (expert_mlp_group.cc). The node of expert_mlp.cc calls these steps and does the rest itself.
+// (expert_mlp_group.cc) or over symmetric memory (expert_mlp_symmetric.cc). The node of
+// expert_mlp.cc calls these steps and does the rest itself.
 #pragma once
 
 #include "moxie/torch/autograd/expert_mlp.h"
@@ -66,9 +67,10 @@ Tensor run(Autograd autograd, const Args& args, const Call& call, TokenPath& pat
            const Needs& needs);
 
 // Paths as backward finds them. data["path"] says which.
-enum class PathKind : int64_t { kLocal, kGroup };
+enum class PathKind : int64_t { kLocal, kGroup, kSymmetric };
 std::unique_ptr<TokenPath> restored_local_path(variable_list&& saved, SavedData& data);
 std::unique_ptr<TokenPath> restored_group_path(variable_list&& saved, SavedData& data);
+std::unique_ptr<TokenPath> restored_symmetric_path(variable_list&& saved, SavedData& data);
 
 // Which arguments the caller wants gradients of.
 template <Autograd kAutograd>

@@ -1,0 +1,126 @@
+// Expert parallelism over shared memory: tokens to the ranks of their experts and rows back,
+// without the host. Ranks hold the experts in order, each as many. Rows of an expert are in order
+// of rank, then token, which is the order that one process with all tokens would have.
+//
+// Every rank calls the same ops in the same order, each rank's in order of one stream:
+//
+//   forward   exchange_places, send_tokens(x), receive_pairs, gather_rows, .., send_rows(y),
+//   combine backward  send_tokens(dy), gather_rows, .., send_rows(dx), combine
+//
+// exchange_places and both sends end with a barrier of all ranks, so what a rank writes for the
+// next step is not read by a peer that is still at the one before (docs/kernels/exchange.md).
+//
+// After a failure (shared_memory.h) no barrier waits, nothing is sent, and results are NaN.
+#pragma once
+
+#include <optional>
+
+#include "moxie/core/exchange/shared_memory.h"
+#include "moxie/core/layout/check_args.h"
+#include "moxie/core/layout/wire.h"
+
+namespace moxie {
+
+// Bounds of one call, equal on all ranks: rows of a rank's experts and tokens that a rank receives.
+struct ExchangeLimits {
+  int64_t rows = 0, tokens = 0;
+};
+
+// Where this rank's pairs go, by slot, int32 [3, T * k]: the expert; the row at its rank; the
+// token's place among the tokens that the rank receives. A token goes to a rank once: in its later
+// slots of that rank the place is -1 - place.
+enum class SlotPlace : int64_t { kExpert, kRow, kToken };
+
+// What a rank's experts get, int32 [3 * local experts + 1]: the ends of their rows, then the begin
+// and the end of those rows that are of this rank's own tokens; at last the tokens received.
+constexpr int64_t expert_places(int64_t local_experts) { return 3 * local_experts + 1; }
+
+// Tokens that one CTA counts: one per thread.
+inline constexpr int64_t kExchangePiece = 256;
+// Size in int32 of the cuda backend's workspace: tokens by destination in each piece; the place of
+// this rank's first token at each rank; what to add to a row of `row_of`, by expert.
+constexpr int64_t exchange_workspace(int64_t tokens, int64_t ranks, int64_t experts) {
+  return ranks * (ceil_div(tokens, kExchangePiece) + 1) + experts;
+}
+
+// Counts go to all ranks, and every rank finds the places. Weights travel with the pairs. If a rank
+// gets more than the limits, every rank fails; if signatures differ, too.
+struct ExchangePlacesArgs {
+  const SharedMemory& memory;
+  ExchangeLimits limits;
+  View<const int32_t> offs;    // [E], the route of this rank's tokens
+  View<const int32_t> row_of;  // [T * k]
+  View<const float> weights;   // [T, k]
+  int32_t signature = 0;
+  View<int32_t> slots;      // result, [3, T * k]
+  View<int32_t> experts;    // result, [expert_places(E / ranks)]
+  View<int32_t> workspace;  // cuda: [exchange_workspace()]; may be empty elsewhere
+};
+void exchange_places(const ExchangePlacesArgs& args, const Exec& exec);
+
+// Elements and, if quantized, their scales, as bytes: rows of one matrix each.
+template <class Byte>
+struct RowBytes {
+  View<Byte> data;   // [rows, bytes of a row]
+  View<Byte> scale;  // likewise; no columns without scales
+};
+
+// Every token goes once to each rank that has experts of it.
+struct SendTokensArgs {
+  const SharedMemory& memory;
+  ExchangeLimits limits;
+  RowBytes<const std::byte> tokens;  // [T, ..]
+  View<const int32_t> slots;         // [3, T * k]
+  Step step = Step::kX;
+};
+void send_tokens(const SendTokensArgs& args, const Exec& exec);
+
+// The pairs as they came, out of the shared memory: for each row of the experts its token and its
+// weight. Past the last row both are 0.
+struct ReceivePairsArgs {
+  const SharedMemory& memory;
+  ExchangeLimits limits;
+  View<const int32_t> experts;  // [expert_places()]
+  View<int32_t> row_token;      // result, [limits.rows]
+  View<float> row_weight;       // result, [limits.rows]
+};
+void receive_pairs(const ReceivePairsArgs& args, const Exec& exec);
+
+// rows[r] = tokens[row_token[r]] up to the last row of the experts; without row_token the tokens
+// received, in order. Rows past the last keep their bytes.
+struct GatherRowsArgs {
+  const SharedMemory& memory;
+  // Absent: out of the shared memory.
+  std::optional<RowBytes<const std::byte>> tokens = std::nullopt;  // [limits.tokens, ..]
+  View<const int32_t> experts;                                     // [expert_places()]
+  std::optional<View<const int32_t>> row_token = std::nullopt;     // [limits.rows]
+  RowBytes<std::byte> rows = {};                                   // result
+};
+void gather_rows(const GatherRowsArgs& args, const Exec& exec);
+
+// Leaves rows of the experts where the ranks of their tokens read them. Rows of own tokens stay
+// where they are: combine reads them there.
+struct SendRowsArgs {
+  const SharedMemory& memory;
+  View<const int32_t> experts;                               // [expert_places()]
+  std::optional<ConstFloatView> rows = std::nullopt;         // [limits.rows, D]
+  std::optional<View<const float>> of_pairs = std::nullopt;  // [limits.rows]
+  Step step = Step::kY;
+};
+void send_rows(const SendRowsArgs& args, const Exec& exec);
+
+//   x[t] = sum over j of weights[t, j] * (row of slot t * k + j)       as unpermute (permute.h)
+//   of_slots[t, j] = value of that row
+struct CombineArgs {
+  const SharedMemory& memory;
+  ExchangeLimits limits;
+  View<const int32_t> slots;                                 // [3, T * k]
+  std::optional<ConstFloatView> rows = std::nullopt;         // as given to send_rows
+  std::optional<View<const float>> of_pairs = std::nullopt;  // likewise
+  std::optional<View<const float>> weights = std::nullopt;   // [T, k]; absent: all 1
+  FloatView x = {};                                          // result, [T, D], with rows
+  View<float> of_slots = {};                                 // result, [T, k], with of_pairs
+};
+void combine(const CombineArgs& args, const Exec& exec);
+
+}  // namespace moxie

@@ -1,0 +1,252 @@
+// Rows on their way: tokens to the ranks of their experts, out of the shared memory, and results
+// into it. A warp moves a row as bytes, in the widest pieces that everything is aligned to.
+#include "moxie/core/exchange/backends.h"
+#include "moxie/core/exchange/meet.cuh"
+#include "moxie/core/route/route.h"
+
+namespace moxie::cuda {
+namespace {
+
+// Loads in flight per lane: 64 bytes, so that a row of 2048 bytes is one round.
+constexpr int kInFlight = 4;
+
+// Copies `bytes` from `from + i` to `to[d] + offset + i`, for every d. One warp.
+template <class Word>
+__device__ void copy_words(const std::byte* from, std::byte* const* to, int count, int64_t offset,
+                           int64_t bytes) {
+  constexpr int64_t kStep = kWarp * sizeof(Word);
+#pragma unroll 1
+  for (int64_t first = lane_index() * sizeof(Word); first < bytes; first += kInFlight * kStep) {
+    Word word[kInFlight];
+#pragma unroll
+    for (int i = 0; i < kInFlight; ++i)
+      if (first + i * kStep < bytes)
+        word[i] = *reinterpret_cast<const Word*>(from + first + i * kStep);
+    for (int d = 0; d < count; ++d)
+#pragma unroll
+      for (int i = 0; i < kInFlight; ++i)
+        if (first + i * kStep < bytes)
+          *reinterpret_cast<Word*>(to[d] + offset + first + i * kStep) = word[i];
+  }
+}
+
+// alignment: a number whose lowest bits are zero as far as every address and size is aligned.
+__device__ void copy_row(const std::byte* from, std::byte* const* to, int count, int64_t offset,
+                         int64_t bytes, uint64_t alignment) {
+  if (alignment % sizeof(uint4) == 0)
+    copy_words<uint4>(from, to, count, offset, bytes);
+  else if (alignment % sizeof(uint2) == 0)
+    copy_words<uint2>(from, to, count, offset, bytes);
+  else if (alignment % sizeof(uint32_t) == 0)
+    copy_words<uint32_t>(from, to, count, offset, bytes);
+  else
+    copy_words<uint8_t>(from, to, count, offset, bytes);
+}
+
+uint64_t bits_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
+
+struct SendParams {
+  Peers peers;
+  const std::byte *data, *scale;
+  const int32_t *expert, *token;  // by slot
+  int64_t tokens, top_k, limit, data_bytes, scale_bytes, row_bytes;
+  uint64_t data_alignment, scale_alignment;
+};
+
+// One warp per token: read once, stored at every rank that it goes to.
+__global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ SendParams p) {
+  __shared__ std::byte* destinations[kWarps][kMaxTopK];
+  const int64_t token = work_index() * kWarps + warp_index();
+  if (token >= p.tokens || p.peers.has_failed()) return;
+  std::byte** const to = destinations[warp_index()];
+  int count = 0;
+  for (int64_t first = 0; first < p.top_k; first += kWarp) {
+    const int64_t j = first + lane_index(), slot = token * p.top_k + j;
+    const int32_t place = j < p.top_k ? p.token[slot] : -1;
+    const bool goes = place >= 0 && place < p.limit;
+    const unsigned all = __ballot_sync(~0u, goes);
+    if (goes)
+      to[count + __popc(all & ((1u << lane_index()) - 1))] =
+          p.peers.region<std::byte>(p.expert[slot] / p.peers.local_experts, p.peers.at.tokens) +
+          place * p.row_bytes;
+    count += __popc(all);
+  }
+  __syncwarp();
+  copy_row(p.data + token * p.data_bytes, to, count, 0, p.data_bytes, p.data_alignment);
+  copy_row(p.scale + token * p.scale_bytes, to, count, p.data_bytes, p.scale_bytes,
+           p.scale_alignment);
+}
+
+struct PairsParams {
+  Peers peers;
+  const int32_t* experts;
+  int32_t* row_token;
+  float* row_weight;
+  int64_t limit, tokens;
+};
+
+__global__ __launch_bounds__(kThreads) void pairs_kernel(const __grid_constant__ PairsParams p) {
+  const int64_t r = work_index() * kThreads + threadIdx.x;
+  if (r >= p.limit) return;
+  const bool failed = p.peers.has_failed();
+  int32_t token = 0;
+  float weight = failed ? __int_as_float(0x7fffffff) : 0.f;
+  if (!failed && r < p.experts[p.peers.local_experts - 1]) {
+    token = p.peers.own<int32_t>(p.peers.at.row_token)[r];
+    weight = p.peers.own<float>(p.peers.at.row_weight)[r];
+  }
+  p.row_token[r] = min<int32_t>(max<int32_t>(token, 0), static_cast<int32_t>(p.tokens) - 1);
+  p.row_weight[r] = weight;
+}
+
+struct GatherParams {
+  Peers peers;
+  const std::byte *from_data = nullptr, *from_scale = nullptr;
+  int64_t from_stride = 0, from_scale_stride = 0;
+  const int32_t* end;        // of the rows to make
+  const int32_t* row_token;  // may be nullptr
+  std::byte *data, *scale;
+  int64_t rows, data_bytes, scale_bytes;
+  uint64_t data_alignment, scale_alignment;
+};
+
+__device__ void fill_nan(std::byte* to, int64_t bytes) {
+  for (int64_t i = lane_index(); i < bytes; i += kWarp) to[i] = std::byte{0xff};
+}
+
+// One warp per row.
+__global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant__ GatherParams p) {
+  const int64_t r = work_index() * kWarps + warp_index();
+  if (r >= min<int64_t>(*p.end, p.rows)) return;
+  std::byte* const data = p.data + r * p.data_bytes;
+  std::byte* const scale = p.scale + r * p.scale_bytes;
+  if (p.peers.has_failed()) {
+    // In every format that travels, bytes of ones are NaN.
+    fill_nan(data, p.data_bytes);
+    return fill_nan(scale, p.scale_bytes);
+  }
+  const int64_t token = p.row_token ? p.row_token[r] : r;
+  copy_row(p.from_data + token * p.from_stride, &data, 1, 0, p.data_bytes, p.data_alignment);
+  copy_row(p.from_scale + token * p.from_scale_stride, &scale, 1, 0, p.scale_bytes,
+           p.scale_alignment);
+}
+
+struct SendRowsParams {
+  Peers peers;
+  const int32_t* experts;  // [expert_places()]
+  const std::byte* rows;   // may be nullptr
+  const float* of_pairs;   // may be nullptr
+  int64_t limit, row_bytes;
+  uint64_t alignment;
+};
+
+// One warp per row. Rows of own tokens are not moved.
+__global__ __launch_bounds__(kThreads) void send_rows_kernel(
+    const __grid_constant__ SendRowsParams p) {
+  const int64_t r = work_index() * kWarps + warp_index();
+  const int experts = p.peers.local_experts;
+  if (r >= min<int64_t>(p.experts[experts - 1], p.limit) || p.peers.has_failed()) return;
+  int low = 0, high = experts - 1;
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (p.experts[middle] > r)
+      high = middle;
+    else
+      low = middle + 1;
+  }
+  if (r >= p.experts[experts + low] && r < p.experts[2 * experts + low]) return;
+  if (p.rows) {
+    std::byte* const to = p.peers.own<std::byte>(p.peers.at.rows) + r * p.row_bytes;
+    copy_row(p.rows + r * p.row_bytes, &to, 1, 0, p.row_bytes, p.alignment);
+  }
+  if (p.of_pairs && lane_index() == 0)
+    p.peers.own<float>(p.peers.at.row_gradient)[r] = p.of_pairs[r];
+}
+
+int64_t ctas(int64_t warps) { return ceil_div<int64_t>(warps, kWarps); }
+
+}  // namespace
+
+void send_tokens(const SendTokensArgs& args, void* stream) {
+  constexpr const char* kOp = "send_tokens";
+  const auto& [data, scale] = args.tokens;
+  const int64_t tokens = data.dim(0), slots = args.slots.dim(1);
+  const SendParams params{.peers = peers_of(args.memory),
+                          .data = data.data,
+                          .scale = scale.data,
+                          .expert = args.slots.data,
+                          .token = args.slots.data + 2 * slots,
+                          .tokens = tokens,
+                          .top_k = tokens ? slots / tokens : 0,
+                          .limit = args.limits.tokens,
+                          .data_bytes = data.dim(1),
+                          .scale_bytes = scale.dim(1),
+                          .row_bytes = wire_row_bytes(data.dim(1), scale.dim(1)),
+                          .data_alignment = bits_of(data.data) | data.dim(1),
+                          .scale_alignment = bits_of(scale.data) | scale.dim(1) | data.dim(1)};
+  launch({kOp, stream, ctas(tokens)}, send_kernel, params);
+  launch_meet(kOp, args.memory, args.step, stream);
+}
+
+void receive_pairs(const ReceivePairsArgs& args, void* stream) {
+  launch({"receive_pairs", stream, ceil_div<int64_t>(args.limits.rows, kThreads)}, pairs_kernel,
+         PairsParams{.peers = peers_of(args.memory),
+                     .experts = args.experts.data,
+                     .row_token = args.row_token.data,
+                     .row_weight = args.row_weight.data,
+                     .limit = args.limits.rows,
+                     .tokens = max<int64_t>(args.limits.tokens, 1)});
+}
+
+void gather_rows(const GatherRowsArgs& args, void* stream) {
+  const SharedMemory& memory = args.memory;
+  const auto& [data, scale] = args.rows;
+  const int64_t local = memory.capacity.experts / memory.capacity.ranks;
+  const int64_t data_bytes = data.dim(1), scale_bytes = scale.dim(1);
+  GatherParams params{
+      .peers = peers_of(memory),
+      .end = args.experts.data + (args.row_token ? local - 1 : 3 * local),
+      .row_token = args.row_token ? args.row_token->data : nullptr,
+      .data = data.data,
+      .scale = scale.data,
+      .rows = data.dim(0),
+      .data_bytes = data_bytes,
+      .scale_bytes = scale_bytes,
+      .data_alignment = bits_of(data.data) | data_bytes,
+      .scale_alignment = bits_of(scale.data) | scale_bytes,
+  };
+  if (args.tokens) {
+    params.from_data = args.tokens->data.data, params.from_stride = data_bytes;
+    params.from_scale = args.tokens->scale.data, params.from_scale_stride = scale_bytes;
+  } else {
+    params.from_data = memory.base[static_cast<size_t>(memory.rank)] + params.peers.at.tokens;
+    params.from_scale = params.from_data + data_bytes;
+    params.from_stride = params.from_scale_stride = wire_row_bytes(data_bytes, scale_bytes);
+  }
+  params.data_alignment |= bits_of(params.from_data) | params.from_stride;
+  params.scale_alignment |= bits_of(params.from_scale) | params.from_scale_stride;
+  launch({"gather_rows", stream, ctas(params.rows)}, gather_kernel, params);
+}
+
+void send_rows(const SendRowsArgs& args, void* stream) {
+  constexpr const char* kOp = "send_rows";
+  const bool has_rows = args.rows.has_value();
+  const int64_t limit = has_rows ? args.rows->dim(0) : args.of_pairs ? args.of_pairs->dim(0) : 0;
+  SendRowsParams params{.peers = peers_of(args.memory),
+                        .experts = args.experts.data,
+                        .rows = nullptr,
+                        .of_pairs = args.of_pairs ? args.of_pairs->data : nullptr,
+                        .limit = limit,
+                        .row_bytes = 0,
+                        .alignment = 0};
+  if (has_rows) {
+    params.rows = static_cast<const std::byte*>(args.rows->data);
+    params.row_bytes = args.rows->dim(1) * bytes_of(args.rows->format);
+    params.alignment = bits_of(params.rows) | params.row_bytes;
+  }
+  // One rank has no peers.
+  if (args.memory.capacity.ranks > 1) launch({kOp, stream, ctas(limit)}, send_rows_kernel, params);
+  launch_meet(kOp, args.memory, args.step, stream);
+}
+
+}  // namespace moxie::cuda
