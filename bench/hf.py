@@ -1,20 +1,21 @@
 #!/usr/bin/env python3
 """Measures stock models of transformers, forward + backward: its own experts beside Moxie's, eager and compiled.
 
-    bench/hf.py [--models mixtral qwen3] [--device cpu|cuda] [--quick] [--only NAME ...] [--out file.json]
+    bench/hf.py [--models mixtral qwen3] [--device cpu|cuda] [--quick] [--only NAME ...] [--modes eager compiled] [--jobs 1]
+                [--out file.json]
 
-Each line runs in a process of its own, so that one that fails or runs out of memory costs no other, and peaks are its own. Writes
-JSON after each line, and prints a table of all last: ms (median), the peak of memory, and the best of eager and compiled of each
-side over the best of transformers in bf16.
+Mixtral-8x7B and Qwen3-30B-A3B, cut to a few layers; the vocabulary is cut by the same factor, so that the head has the share of a
+step that it has in the whole model. Each line runs in a process of its own, so that one that fails or runs out of memory costs no
+other, and peaks are its own. --jobs processes build and compile their models at the same time; then each in turn measures alone.
+Writes JSON after each batch, and prints a table at the end.
 """
 
 import argparse
+import itertools
 import json
-import pathlib
-import statistics
 import subprocess
 import sys
-import time
+import tempfile
 import traceback
 
 import harness  # before torch
@@ -22,8 +23,10 @@ import harness  # before torch
 # isort: split
 import torch
 
-BATCH, LENGTH, LAYERS = 8, 4096, {"mixtral": 2, "qwen3": 4}
+BATCH, LENGTH = 8, 4096
 QUICK = (2, 32)  # batch and length
+LAYERS = {"mixtral": (2, 32), "qwen3": (4, 48)}  # that are measured, and those of the whole model
+VOCABULARY = {"mixtral": 32000, "qwen3": 151936}  # of the whole model
 # name: experts implementation, recipe of the conversion
 LINES = {
     "grouped_mm": ("grouped_mm", None),
@@ -32,33 +35,33 @@ LINES = {
     "seams mxfp8": ("grouped_mm", "mxfp8_rceil_128"),
     "moxie mxfp8": ("moxie", "mxfp8_rceil_128"),
 }
-STOCK = ("grouped_mm",)
-LIMIT_SECONDS = 900  # of one line: Inductor may take minutes
+STOCK = "grouped_mm"
+READY = "ready"  # what a process of one line says when it could measure
 
 
 def config_of(model: str, quick: bool):
     from transformers import MixtralConfig, Qwen3MoeConfig
 
-    layers = LAYERS[model]
+    layers, whole = LAYERS[model]
+    # Rounded to 64, which the products with the head prefer.
+    common = dict(num_hidden_layers=layers, vocab_size=64 if quick else VOCABULARY[model] * layers // whole // 64 * 64)
     if model == "mixtral":
-        small = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2, vocab_size=64)
-        return MixtralConfig(num_hidden_layers=layers, num_experts_per_tok=2, **(small if quick else {}))
+        small = dict(hidden_size=64, intermediate_size=96, num_attention_heads=4, num_key_value_heads=2)
+        return MixtralConfig(num_experts_per_tok=2, **common, **(small if quick else {}))
     large = dict(hidden_size=2048, intermediate_size=6144, moe_intermediate_size=768, num_attention_heads=32, head_dim=128)
-    small = dict(
-        hidden_size=64, intermediate_size=96, moe_intermediate_size=96, num_attention_heads=4, head_dim=16, vocab_size=64
-    )
-    experts = dict(num_experts=8 if quick else 128, num_experts_per_tok=2 if quick else 8)
+    small = dict(hidden_size=64, intermediate_size=96, moe_intermediate_size=96, num_attention_heads=4, head_dim=16)
     return Qwen3MoeConfig(
-        num_hidden_layers=layers,
         num_key_value_heads=2 if quick else 4,
         decoder_sparse_step=1,
-        **experts,
+        num_experts=8 if quick else 128,
+        num_experts_per_tok=2 if quick else 8,
+        **common,
         **(small if quick else large),
     )
 
 
 def measure(options: argparse.Namespace) -> dict:
-    """One line: the seconds of each step, and the peak of memory."""
+    """One line: the seconds of a step, and the peak of memory."""
     from transformers import AutoModelForCausalLM
 
     import moxie
@@ -77,63 +80,80 @@ def measure(options: argparse.Namespace) -> dict:
     batch, length = QUICK if options.quick else (BATCH, LENGTH)
     ids = torch.randint(0, model.config.vocab_size, (batch, length), device=device)
 
-    def step() -> float:
+    def step() -> torch.Tensor:
         model.zero_grad(set_to_none=True)
         loss = call(input_ids=ids, labels=ids, use_cache=False).loss
         loss.backward()
         return loss.detach()
 
-    for _ in range(harness.WARM_UP + 1):
+    for _ in range(harness.WARM_UP):
         loss = step()
     result: dict = {"loss": float(loss), "converted": len(converted)}
     if recipe is not None:
         result["missing"] = moxie.participation(model).missing
+    model.zero_grad(set_to_none=True)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # for the processes beside this one
+    print(READY, flush=True)
+    sys.stdin.readline()  # the others are quiet now
+    step()
     if device == "cuda":
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
-    seconds = []
-    for _ in range(options.repetitions):
-        seconds += harness.laps([step], device)
-        if device == "cuda":
-            torch.cuda.synchronize()
-    result |= {"seconds": seconds, "ms": 1e3 * statistics.median(seconds)}
+    seconds = [lap for _ in range(options.repetitions) for lap in harness.laps([step], device)]
+    result["seconds"] = harness.spread(seconds)
     if device == "cuda":
         result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     return result
 
 
-def run_apart(arguments: list[str], line: tuple[str, str, str]) -> dict:
+class Process:
     """Measures a line in a process of its own."""
-    command = [sys.executable, __file__, *arguments, "--line", *line]
-    start = time.perf_counter()
-    try:
-        done = subprocess.run(command, text=True, capture_output=True, timeout=LIMIT_SECONDS, stdin=subprocess.DEVNULL)
-    except subprocess.TimeoutExpired:
-        return {"error": f"no result in {LIMIT_SECONDS} s"}
-    if done.returncode != 0:
-        return {"error": (done.stderr.strip().splitlines() or ["no word"])[-1][:300]}
-    return {**json.loads(done.stdout.strip().splitlines()[-1]), "wall_s": round(time.perf_counter() - start, 1)}
+
+    def __init__(self, arguments: list[str], line: tuple[str, str, str]):
+        command = [sys.executable, __file__, *arguments, "--line", *line]
+        self.line = dict(zip(("model", "line", "mode"), line))
+        self.errors = tempfile.TemporaryFile("w+")  # not a pipe, which could fill up
+        self.child = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
+
+    def wait_until_ready(self) -> None:
+        """Returns when the process could measure, or has ended."""
+        for text in self.child.stdout:
+            if text.strip() == READY:
+                return
+
+    def result(self) -> dict:
+        out, _ = self.child.communicate("go\n")
+        if self.child.returncode != 0:
+            self.errors.seek(0)
+            lines = [text.strip() for text in self.errors if "Error" in text.partition(":")[0]]
+            return {**self.line, "error": (lines or ["no word"])[-1][:200]}
+        return {**self.line, **json.loads(out.strip().splitlines()[-1])}
+
+
+def best_of(results: list[dict], model: str) -> dict[str, dict]:
+    """The faster of eager and compiled of each line of a model."""
+    best: dict[str, dict] = {}
+    for one in results:
+        if one["model"] == model and "seconds" in one:
+            known = best.setdefault(one["line"], one)
+            best[one["line"]] = min(known, one, key=lambda row: row["seconds"]["median"])
+    return best
 
 
 def table(results: list[dict]) -> str:
-    rows = ["model    line          mode      ms        peak GiB  loss"]
+    lines = [("model", "line", "mode", "ms", "peak GiB", "loss", "times as fast", "peak of stock's")]
+    best = {model: best_of(results, model) for model in LAYERS}
     for one in results:
-        name = f"{one['model']:8} {one['line']:13} {one['mode']:9} "
-        peak = f"{one['peak_gib']:8.1f}" if "peak_gib" in one else "       -"
-        rows.append(name + (one["error"] if "error" in one else f"{one['ms']:9.1f} {peak}  {one['loss']:.4f}"))
-    rows += ["", "best of eager and compiled, over the best of transformers:"]
-    for model in dict.fromkeys(one["model"] for one in results):
-        best: dict[str, dict] = {}
-        for one in results:
-            if one["model"] == model and "ms" in one and one["ms"] < best.get(one["line"], {"ms": float("inf")})["ms"]:
-                best[one["line"]] = one
-        if not all(line in best for line in STOCK):
-            continue
-        stock = best[STOCK[0]]
-        for line, one in best.items():
-            peak = f", peak {one['peak_gib'] / stock['peak_gib']:.2f}x" if "peak_gib" in one else ""
-            rows.append(f"  {model:8} {line:13} {stock['ms'] / one['ms']:.2f}x ({one['mode']}){peak}")
-    return "\n".join(rows)
+        stock = best[one["model"]].get(STOCK)
+        cells = [one.get("error", "")[:40], "", "", "", ""]
+        if "seconds" in one:
+            cells[:3] = f"{1e3 * one['seconds']['median']:.1f}", f"{one.get('peak_gib', 0.0):.2f}", f"{one['loss']:.4f}"
+            if stock and one is best[one["model"]][one["line"]]:
+                cells[3] = f"{stock['seconds']['median'] / one['seconds']['median']:.2f}"
+                cells[4] = f"{one['peak_gib'] / stock['peak_gib']:.2f}" if "peak_gib" in one else ""
+        lines.append((one["model"], one["line"], one["mode"], *cells))
+    return harness.text_table(lines, left=3)
 
 
 def main() -> int:
@@ -142,6 +162,7 @@ def main() -> int:
     parser.add_argument("--models", nargs="+", choices=tuple(LAYERS), default=list(LAYERS))
     parser.add_argument("--only", nargs="+", choices=tuple(LINES), default=list(LINES), help="these lines")
     parser.add_argument("--modes", nargs="+", choices=("eager", "compiled"), default=["eager", "compiled"])
+    parser.add_argument("--jobs", type=int, default=1, help="processes that get ready at the same time")
     parser.add_argument("--line", nargs=3, help=argparse.SUPPRESS)  # in the process of one line
     options = harness.parse_options(parser)
     if options.line:
@@ -152,17 +173,21 @@ def main() -> int:
             return 1
         return 0
     passed = ["--device", options.device, "--repetitions", str(options.repetitions)] + (["--quick"] if options.quick else [])
-    out = options.out or harness.ROOT / "build" / f"hf-{options.device}.json"
-    results: list[dict] = []
-    for model in options.models:
-        for line in options.only:
-            for mode in options.modes:
-                result = {"model": model, "line": line, "mode": mode, **run_apart(passed, (model, line, mode))}
-                results.append(result)
-                print(table([result]).splitlines()[1], flush=True)
-                pathlib.Path(out).parent.mkdir(parents=True, exist_ok=True)
-                pathlib.Path(out).write_text(json.dumps({"command": sys.argv, "results": results}, indent=1))
-    print(f"\n{table(results)}\n\nwritten to {out}")
+    report = harness.begin_report("bench/hf.py", options)
+    import transformers
+
+    report |= {"transformers": transformers.__version__, "tokens": QUICK if options.quick else (BATCH, LENGTH), "layers": LAYERS}
+    report["rows"] = []
+    # Compiled lines first: they take longest to get ready, and then do so side by side.
+    lines = sorted(itertools.product(options.models, options.only, options.modes), key=lambda line: line[2] != "compiled")
+    for begin in range(0, len(lines), options.jobs):
+        batch = lines[begin : begin + options.jobs]
+        processes = [Process(passed, line) for line in batch]
+        for process in processes:
+            process.wait_until_ready()
+        report["rows"] += [process.result() for process in processes]
+        harness.write_report(report, options, "hf")
+    print(f"{harness.about(report)}; median of {options.repetitions}\n{table(report['rows'])}")
     return 0
 
 

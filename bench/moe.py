@@ -95,7 +95,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
         torch.cuda.empty_cache()
     make = {"device": options.device, "dtype": torch.bfloat16}
     weights = random_weights(shape, options.device)
-    lines, missing = lines_of(shape, weights, options.rivals, options.recipes)
+    lines, missing = lines_of(shape, weights, options.rivals, options.recipes, variants=not options.growth)
     results = [Measured(line) for line in lines]
     x, dy = torch.randn(shape.tokens, shape.dim, **make, requires_grad=True), torch.randn(shape.tokens, shape.dim, **make)
     truth = stock_forward(x, weights, shape.top_k).detach().float()
@@ -126,8 +126,7 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
 
 def best_rival(rows: list[dict], shape_name: str) -> dict | None:
     """The fastest of compiled stock torch and SonicMoE, burst and sustained; eager stock torch if neither was measured."""
-    is_compiled = lambda row: row["name"].startswith(COMPILED)
-    counted = [row for row in rows if is_compiled(row) or row["name"] == SONIC] or [row for row in rows if row["name"] == STOCK]
+    counted = [row for row in rows if row["name"] in (COMPILED, SONIC)] or [row for row in rows if row["name"] == STOCK]
     if not counted:
         return None
     fastest = lambda time, rivals: min((time(row), row["name"]) for row in rivals)
@@ -136,7 +135,7 @@ def best_rival(rows: list[dict], shape_name: str) -> dict | None:
         times["sustained"] = lambda row: row["sustained_seconds"]
     best = {protocol: fastest(time, counted) for protocol, time in times.items()}
     factor = SONIC_OF_COMPILED.get(shape_name)
-    if factor and all(map(is_compiled, counted)):
+    if factor and all(row["name"] == COMPILED for row in counted):
         stand_in = f"{SONIC}, taken as {factor} of {COMPILED}"
         best = {protocol: min((seconds, name), (factor * seconds, stand_in)) for protocol, (seconds, name) in best.items()}
     return best
@@ -151,6 +150,7 @@ def rows_of(results: list[Measured], shape: Shape, shape_name: str) -> list[dict
             "shape_name": shape_name,
             "shape": shape.sizes(),
             "ours": one.line.ours,
+            **({"way": one.line.way} if one.line.way else {}),
             "forward_seconds": harness.spread(forward),
             "backward_seconds": harness.spread(backward),
             "seconds": harness.spread([sum(laps) for laps in one.seconds]),

@@ -6,6 +6,7 @@ from doc_tables import about, median_of, source, table_of
 
 OURS = "Moxie mxfp8_rceil_128"
 CACHED = f"{OURS}, weight cache"
+LEAN = f"{OURS}, h in FP8"
 PICTURE = "layer-h200.png"
 RESULTS = ("y", "dx", "dw13", "dw2", "dweights")  # of the layer behind its router
 SHAPE = "tokens x dim x hidden x experts x top-k"
