@@ -23,6 +23,8 @@ import harness  # before torch
 # isort: split
 import torch
 
+from hf_tables import STOCK, best_of
+
 BATCH, LENGTH = 8, 4096
 QUICK = (2, 32)  # batch and length
 LAYERS = {"mixtral": (2, 32), "qwen3": (4, 48)}  # that are measured, and those of the whole model
@@ -35,7 +37,6 @@ LINES = {
     "seams mxfp8": ("grouped_mm", "mxfp8_rceil_128"),
     "moxie mxfp8": ("moxie", "mxfp8_rceil_128"),
 }
-STOCK = "grouped_mm"
 READY = "ready"  # what a process of one line says when it could measure
 
 
@@ -129,16 +130,6 @@ class Process:
             lines = [text.strip() for text in self.errors if "Error" in text.partition(":")[0]]
             return {**self.line, "error": (lines or ["no word"])[-1][:200]}
         return {**self.line, **json.loads(out.strip().splitlines()[-1])}
-
-
-def best_of(results: list[dict], model: str) -> dict[str, dict]:
-    """The faster of eager and compiled of each line of a model."""
-    best: dict[str, dict] = {}
-    for one in results:
-        if one["model"] == model and "seconds" in one:
-            known = best.setdefault(one["line"], one)
-            best[one["line"]] = min(known, one, key=lambda row: row["seconds"]["median"])
-    return best
 
 
 def table(results: list[dict]) -> str:

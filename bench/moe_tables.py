@@ -61,7 +61,10 @@ def layer_table(report: dict) -> str:
         "times as fast as the best rival; sustained",
         "with a weight cache; sustained",
     ]
+    ways = {row["shape_name"]: row["way"] for row in report["rows"] if "way" in row}
     best = ", ".join(f"{shape}: {name}" for shape, name in rivals.items())
+    if ways:
+        best += ". Ways of compiled stock torch: " + ", ".join(f"{shape}: `{way}`" for shape, way in ways.items())
     return (
         table_of(f"{about(report)}. {median_of(report)} Best rivals: {best}.", head, rows)
         + f"\n\n![the layer beside its rivals: time and memory](pictures/{PICTURE})"
@@ -77,16 +80,36 @@ def memory_table(report: dict) -> str:
     return table_of("The same run.", ["MiB: saved; peak", *names], rows)
 
 
+def per_row(row: dict) -> str:
+    """Nanoseconds of a step per row: a token is as many rows as it has experts."""
+    tokens, *_, top_k = row["shape"]
+    return f"{row['seconds']['median'] * 1e9 / (tokens * top_k):.1f}"
+
+
 def growth_table(report: dict) -> str:
-    """Milliseconds of each line, and the memory that Moxie keeps for backward."""
+    """Milliseconds of each line, what a row takes, and the memory that Moxie keeps for backward."""
     names = names_of(report)
-    rows = [
-        [shape_text(lines), *(milliseconds(lines.get(name)) for name in names), f"{lines[OURS]['saved_mib']:.0f}"]
-        for lines in by_shape(report).values()
-    ]
-    return table_of(
-        f"{about(report)}. {median_of(report)}", [SHAPE, *(f"{name}, ms" for name in names), f"{OURS}, saved MiB"], rows
-    )
+    rows = []
+    for lines in by_shape(report).values():
+        times = [milliseconds(lines.get(name)) for name in names]
+        rows.append([shape_text(lines), *times, per_row(lines[CACHED]), f"{lines[OURS]['saved_mib']:.0f}"])
+    head = [SHAPE, *(f"{name}, ms" for name in names), "with a weight cache, ns per row", f"{OURS}, saved MiB"]
+    return table_of(f"{about(report)}. {median_of(report)}", head, rows)
+
+
+def router_table(report: dict) -> str:
+    lines: dict[str, dict[str, dict]] = {}
+    for row in report["rows"]:
+        lines.setdefault(row["shape_name"], {})[row["name"]] = row
+    rows = []
+    for shape, found in lines.items():
+        logits = found["logits"]
+        sizes = " x ".join(map(str, logits["shape"]))
+        microseconds = [1e6 * seconds for seconds in (logits["seconds"]["median"], logits["bound_seconds"])]
+        times = [*(f"{value:.0f}" for value in microseconds), f"{logits['of_bound']:.2f}x"]
+        rows.append([f"{sizes} ({shape})", *times, f"{1e6 * found['choice']['seconds']['median']:.0f}"])
+    head = [SHAPE, "logits, us", "bound, us", "time of bound", "choice, us"]
+    return table_of(f"{about(report)}. {median_of(report)}", head, rows)
 
 
 def draw(report: dict, path: pathlib.Path) -> None:

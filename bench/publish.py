@@ -12,6 +12,7 @@ import pathlib
 import sys
 
 import exchange_tables
+import hf_tables
 import moe_tables
 from doc_tables import about, median_of, source, table_of
 
@@ -211,6 +212,20 @@ def products_table(report: dict) -> str:
     )
 
 
+def burst_table(report: dict) -> str:
+    """TFLOPS of each GEMM in bursts, and its share of the dense GEMM in the same run."""
+    shapes: dict[tuple[int, ...], list[str]] = {}
+    for row in report["passes"]:
+        if row["flops"]:
+            of_dense = f"; {row['burst_of_dense']:.3f}" if row["name"] else ""
+            shapes.setdefault(tuple(row["shape"]), []).append(f"{row['burst']:.0f}{of_dense}")
+    return table_of(
+        f"{about(report)}. {median_of(report)}",
+        ["burst; of dense", "forward", "dgrad", "wgrad, bf16 dw", "dense 8192^3"],
+        [[shape_text(shape), *cells] for shape, cells in shapes.items()],
+    )
+
+
 def sqnr_table(report: dict) -> str:
     *sizes, groups = report["shape"]
     kept = [f"x kept, {rows} rows in {count} groups" for rows, count in report["memory"]]
@@ -274,6 +289,7 @@ TABLES = [
     ("docs/kernels/grouped_gemm.md", "products_w2", f"{GPU}/grouped_mm_w2.json", products_table),
     ("docs/kernels/grouped_gemm.md", "steps_w2", f"{GPU}/grouped_mm_w2.json", headline_table),
     ("docs/kernels/grouped_gemm.md", "grid", f"{GPU}/grouped_mm_grid.json", recipes_table),
+    ("docs/kernels/grouped_gemm.md", "products_small", f"{GPU}/grouped_mm_small.json", burst_table),
     ("docs/kernels/quantize.md", "widths", f"{GPU}/ops.json", widths_table),
     ("docs/kernels/quantize.md", "weights", f"{GPU}/ops.json", weights_table),
     ("docs/kernels/quantize.md", "scales", f"{GPU}/ops.json", scales_table),
@@ -283,7 +299,10 @@ TABLES = [
     ("docs/MOE.md", "layer", f"{GPU}/moe.json", moe_tables.layer_table),
     ("docs/MOE.md", "layer_memory", f"{GPU}/moe.json", moe_tables.memory_table),
     ("docs/MOE.md", "layer_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
+    ("docs/MOE.md", "layer_tokens_dsv3", f"{GPU}/moe_tokens_dsv3.json", moe_tables.growth_table),
     ("docs/MOE.md", "layer_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
+    ("docs/MOE.md", "router", f"{GPU}/router.json", moe_tables.router_table),
+    ("docs/HUGGING_FACE.md", "hf", f"{GPU}/hf.json", hf_tables.speed_table),
     ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
     *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),

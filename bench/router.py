@@ -6,7 +6,7 @@
 Two lines per shape: the logits (`gate_logits` and its gradients), and the choice (scores, top-k, weights, counts, and their
 gradient). Shapes are those of bench/moe.py; x and the gate's weight are bf16. On a GPU a step is captured in a CUDA graph, so
 launches are not in its time. The bound of the logits is the larger of their bytes at the speed of a copy in the same run (x is
-read twice, dx written once), and their FLOPs at 600 TFLOPS (every term of a split factor counts). Prints a table, and writes JSON.
+read twice, dx written once), and their FLOPs at 600 TFLOPS (every term of a split factor counts). Prints a table, writes JSON.
 """
 
 import argparse
