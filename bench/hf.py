@@ -11,11 +11,10 @@ Writes JSON after each batch, and prints a table at the end.
 """
 
 import argparse
+import functools
 import itertools
 import json
-import subprocess
 import sys
-import tempfile
 import traceback
 
 import harness  # before torch
@@ -23,6 +22,7 @@ import harness  # before torch
 # isort: split
 import torch
 
+from apart import Child, in_batches, wait_for_turn
 from hf_tables import STOCK, best_of
 
 BATCH, LENGTH = 8, 4096
@@ -37,7 +37,6 @@ LINES = {
     "seams mxfp8": ("grouped_mm", "mxfp8_rceil_128"),
     "moxie mxfp8": ("moxie", "mxfp8_rceil_128"),
 }
-READY = "ready"  # what a process of one line says when it could measure
 
 
 def config_of(model: str, quick: bool):
@@ -95,8 +94,7 @@ def measure(options: argparse.Namespace) -> dict:
     model.zero_grad(set_to_none=True)
     if device == "cuda":
         torch.cuda.empty_cache()  # for the processes beside this one
-    print(READY, flush=True)
-    sys.stdin.readline()  # the others are quiet now
+    wait_for_turn()
     step()
     if device == "cuda":
         torch.cuda.synchronize()
@@ -108,28 +106,11 @@ def measure(options: argparse.Namespace) -> dict:
     return result
 
 
-class Process:
-    """Measures a line in a process of its own."""
-
-    def __init__(self, arguments: list[str], line: tuple[str, str, str]):
-        command = [sys.executable, __file__, *arguments, "--line", *line]
-        self.line = dict(zip(("model", "line", "mode"), line))
-        self.errors = tempfile.TemporaryFile("w+")  # not a pipe, which could fill up
-        self.child = subprocess.Popen(command, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
-
-    def wait_until_ready(self) -> None:
-        """Returns when the process could measure, or has ended."""
-        for text in self.child.stdout:
-            if text.strip() == READY:
-                return
-
-    def result(self) -> dict:
-        out, _ = self.child.communicate("go\n")
-        if self.child.returncode != 0:
-            self.errors.seek(0)
-            lines = [text.strip() for text in self.errors if "Error" in text.partition(":")[0]]
-            return {**self.line, "error": (lines or ["no word"])[-1][:200]}
-        return {**self.line, **json.loads(out.strip().splitlines()[-1])}
+def result_of(child: Child) -> dict:
+    try:
+        return json.loads(child.finish().strip().splitlines()[-1])
+    except RuntimeError as error:
+        return {"error": str(error)}
 
 
 def table(results: list[dict]) -> str:
@@ -171,12 +152,9 @@ def main() -> int:
     report["rows"] = []
     # Compiled lines first: they take longest to get ready, and then do so side by side.
     lines = sorted(itertools.product(options.models, options.only, options.modes), key=lambda line: line[2] != "compiled")
-    for begin in range(0, len(lines), options.jobs):
-        batch = lines[begin : begin + options.jobs]
-        processes = [Process(passed, line) for line in batch]
-        for process in processes:
-            process.wait_until_ready()
-        report["rows"] += [process.result() for process in processes]
+    start = lambda line: functools.partial(Child, __file__, *passed, "--line", *line)
+    for line, child in zip(lines, in_batches([start(line) for line in lines], options.jobs)):
+        report["rows"].append({**dict(zip(("model", "line", "mode"), line)), **result_of(child)})
         harness.write_report(report, options, "hf")
     print(f"{harness.about(report)}; median of {options.repetitions}\n{table(report['rows'])}")
     return 0

@@ -2,7 +2,7 @@
 """Measures one MoE layer, forward + backward, against stock torch and SonicMoE: time, memory, time by kernel, growth.
 
     bench/moe.py [--shapes llama4 dsv3-8 4096x512x1024x16x2] [--rivals stock compiled sonic] [--recipes bf16 mxfp8_rceil_128]
-                 [--growth tokens|experts] [--kernels] [--device cpu|cuda] [--quick] [--out file.json]
+                 [--growth tokens|experts] [--kernels] [--jobs 4] [--device cpu|cuda] [--quick] [--out file.json]
 
 A shape has a name or is tokens x dim x hidden_dim x experts x top_k. Writes JSON after each shape, and prints a table of all
 shapes at the end. bench/README.md describes the method.
@@ -10,10 +10,12 @@ shapes at the end. bench/README.md describes the method.
 
 import argparse
 import dataclasses
+import functools
 import gc
+import json
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import harness  # before torch
 
@@ -21,6 +23,7 @@ import harness  # before torch
 import torch
 
 import moe_kernels
+from apart import Child, in_batches, wait_for_turn
 from moe_lines import CACHED, COMPILED, RIVALS, SONIC, STOCK, Line, Shape, lines_of, random_weights, stock_forward
 
 NAMED = {
@@ -88,7 +91,7 @@ def measure_memory(measured: Measured, lines: list[Line], x: torch.Tensor, dy: t
     measured.peak = torch.cuda.max_memory_allocated() - before
 
 
-def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[dict], dict[str, str], list[dict]]:
+def measure(shape: Shape, options: argparse.Namespace, name: str) -> "Result":
     """Returns rows of the report, the rivals that could not run, and time by kernel."""
     if options.device == "cuda":
         gc.collect()  # frees memory of the previous shape
@@ -102,6 +105,12 @@ def measure(shape: Shape, options: argparse.Namespace, name: str) -> tuple[list[
     for one in results:  # with gradients, because torch would compile a second graph without
         one.difference = ((one.line.forward(x).detach().float() - truth).norm() / truth.norm()).item()
     del truth
+    if options.child:
+        for leaf in (x, *(leaf for line in lines for leaf in line.parameters)):
+            leaf.grad = None
+        if options.device == "cuda":
+            torch.cuda.empty_cache()  # for the processes beside this one
+        wait_for_turn()
     if options.device == "cuda":
         for one in results:
             measure_memory(one, lines, x, dy)
@@ -245,6 +254,33 @@ def default_rivals(options: argparse.Namespace) -> list[str]:
     return {None: ["stock", "compiled", "sonic"], "tokens": ["stock", "sonic"], "experts": ["stock"]}[options.growth]
 
 
+Result = tuple[list[dict], dict[str, str], list[dict]]  # as measure() returns
+
+
+def guarded(options: argparse.Namespace, named: tuple[str, Shape]) -> Result | None:
+    """Measures a shape. Out of memory, or a failed kernel, is printed: the other shapes are kept."""
+    name, shape = named
+    try:
+        return measure(shape, options, name)
+    except RuntimeError:
+        traceback.print_exc()
+        return None
+
+
+def apart(shapes: list[tuple[str, Shape]], options: argparse.Namespace) -> Iterator[Result | None]:
+    """Measures each shape in a process of its own; options.jobs of them compile at the same time."""
+    passed = ["--device", options.device, "--repetitions", str(options.repetitions), "--child"]
+    passed += ["--rivals", *options.rivals, "--recipes", *options.recipes]
+    passed += ["--kernels"] * options.kernels + ["--quick"] * options.quick
+    start = lambda shape: functools.partial(Child, __file__, *passed, "--shapes", shape)
+    for child in in_batches([start(name) for name, _ in shapes], options.jobs):
+        try:
+            yield json.loads(child.finish().strip().splitlines()[-1])
+        except RuntimeError as error:
+            print(error, file=sys.stderr)
+            yield None
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     harness.add_options(parser, repetitions=20)
@@ -257,6 +293,8 @@ def main() -> int:
         "--growth", choices=("tokens", "experts"), help="1k to 256k tokens or 1 to 256 experts of the one shape (qwen3)"
     )
     parser.add_argument("--kernels", action="store_true", help="also the time of a step by kernel")
+    parser.add_argument("--jobs", type=int, default=1, help="shapes that compile at the same time, each in its own process")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)  # in the process of one shape
     options = harness.parse_options(parser)
     options.rivals = default_rivals(options) if options.rivals is None else options.rivals
     shapes = options.shapes or [parse_shape(text) for text in (QUICK_SHAPES if options.quick else SHAPES)[options.device]]
@@ -268,15 +306,15 @@ def main() -> int:
         options.repetitions = min(options.repetitions, 2 * BURST)
     report = harness.begin_report("bench/moe.py", options) | {"missing": {}, "rows": [], "kernels": []}
     failed = False
-    for name, shape in shapes:
-        try:
-            rows, missing, kernels = measure(shape, options, name)
-        except RuntimeError:  # out of memory, or a failed kernel: earlier results are kept
-            traceback.print_exc()
-            rows, missing, kernels, failed = [], {name: "failed"}, [], True
-        report["missing"] |= missing
+    for measured in apart(shapes, options) if options.jobs > 1 else map(functools.partial(guarded, options), shapes):
+        failed |= measured is None
+        rows, missing, kernels = measured or ([], {}, [])
         report["rows"] += rows
+        report["missing"] |= missing
         report["kernels"] += kernels
+        if options.child:
+            print(json.dumps(measured))
+            return 1 if failed else 0
         harness.write_report(report, options, f"moe_{options.growth}" if options.growth else "moe")
         if len(shapes) > 1 and rows:
             print(table(report, rows) + "\n", flush=True)

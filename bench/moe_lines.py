@@ -67,13 +67,28 @@ def random_weights(shape: Shape, device: str, dtype: torch.dtype = torch.bfloat1
 
 # How stock torch moves tokens to rows and back. Which way is fastest depends on the shape and on what torch.compile makes of
 # it, so the layer is compiled in each, and the fastest of a few steps is the line that is measured.
-#   index_select  gathers both ways; a gradient is an index_add
-#   indexing      the same with x[..]; a gradient is an index_put that accumulates
+#   gathers       gathers both ways, in gradients too: torch's own gradient of a gather does not know that no row comes twice
+#   indexing      x[..]; a gradient is an index_put that accumulates
 #   index_add     adds the weighted rows to the tokens; that gradient is a gather
-MOVES = ("index_select", "indexing", "index_add")
+MOVES = ("gathers", "indexing", "index_add")
 
 
-def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "index_select") -> torch.Tensor:
+class Gather(torch.autograd.Function):
+    """rows[i] = x[index[i]], where x[j] goes to rows inverse[j * copies] .. inverse[(j + 1) * copies - 1]."""
+
+    @staticmethod
+    def forward(ctx, x: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor, copies: int) -> torch.Tensor:
+        ctx.save_for_backward(inverse)
+        ctx.copies = copies
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, drows: torch.Tensor):
+        (inverse,) = ctx.saved_tensors
+        return drows.index_select(0, inverse).view(-1, ctx.copies, drows.shape[1]).sum(1), None, None, None
+
+
+def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "gathers") -> torch.Tensor:
     """x [T, D]. No synchronization and no data-dependent sizes, so torch.compile makes one graph of it."""
     scores = torch.softmax(x @ weights.gate.T, dim=-1, dtype=torch.float32)
     chosen, ids = scores.topk(top_k)
@@ -82,18 +97,18 @@ def stock_forward(x: torch.Tensor, weights: Weights, top_k: int, move: str = "in
     experts = torch.arange(weights.gate.shape[0], device=x.device)
     offs = torch.searchsorted(sorted_ids, experts, right=True, out_int32=True)
     token_of = slot_of // top_k
-    rows = x[token_of] if move == "indexing" else x.index_select(0, token_of)
+    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
+    rows = Gather.apply(x, token_of, row_of, top_k) if move == "gathers" else x[token_of]
     gate, up = torch._grouped_mm(rows, weights.w13.mT, offs=offs).chunk(2, dim=-1)
     rows = torch._grouped_mm(nn.functional.silu(gate) * up, weights.w2.mT, offs=offs)
     if move == "index_add":
         weighted = rows * chosen.flatten().index_select(0, slot_of)[:, None]
         return torch.zeros_like(x).index_add(0, token_of, weighted)
-    row_of = torch.empty_like(slot_of).scatter_(0, slot_of, torch.arange(slot_of.numel(), device=x.device))
-    rows = rows[row_of] if move == "indexing" else rows.index_select(0, row_of)
+    rows = Gather.apply(rows, row_of, slot_of, 1) if move == "gathers" else rows[row_of]
     return (rows.view(*ids.shape, -1) * chosen[..., None]).sum(1)
 
 
-def stock_line(shape: Shape, weights: Weights, move: str = "index_select") -> Line:
+def stock_line(shape: Shape, weights: Weights, move: str = "gathers") -> Line:
     return Line(STOCK, lambda x: stock_forward(x, weights, shape.top_k, move), list(vars(weights).values()))
 
 
