@@ -25,12 +25,11 @@ def kernels(path: pathlib.Path) -> dict[str, list[str]]:
     text = subprocess.run(["cuobjdump", "-sass", path], check=True, capture_output=True, text=True).stdout
     found = {}
     for function in re.split(r"\n\s+Function : ", text)[1:]:
-        name = re.match(r"\S*gemm_kernel\S*GemmTileILNS_6RaggedE(\d)ELi(\d)ELNS_7PaddingE(\d)EEE(\S)", function)
+        name = re.match(r"\S*gemm_kernel\S*GemmTileILNS_6RaggedE(\d)ELi(\d)EEE(\S)", function)
         if name:
             pass_name = "grouped_mm" if name[1] == "0" else "grouped_wgrad"
-            out = "f32" if name[4] == "f" else "bf16"
-            clears = " any padding" if name[3] == "1" else ""
-            found[f"{pass_name} {64 * int(name[2])} rows {out}{clears}"] = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", function)
+            out = "f32" if name[3] == "f" else "bf16"
+            found[f"{pass_name} {64 * int(name[2])} rows {out}"] = re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?);", function)
     return found
 
 

@@ -188,7 +188,7 @@ void run_wgrad(const Case& c, uint64_t seed) {
 
   std::vector<uint8_t> results[2];
   for (auto& result : results) {
-    Arena arena(Backend::kCuda);
+    Arena arena(Backend::kCuda), workspace(Backend::kCuda);
     GroupedWgradArgs args{.a = operand_in(arena, a, false),
                           .b = operand_in(arena, b, false),
                           .rows = c.rows,
@@ -196,12 +196,15 @@ void run_wgrad(const Case& c, uint64_t seed) {
                           .out = arena.float_output(c.out, {groups, c.n, c.k}),
                           .sum = c.sum,
                           .padding = c.padding};
+    if (c.padding == Padding::kAnything && args.offs)
+      args.workspace = workspace.output<std::byte>({kWgradWorkspace});
     if (c.sum == Sum::kAdd) {
       const std::vector<float> all(numel(args.out.shape), old[0]);
       copy_to_device(args.out.data, all.data(), all.size() * sizeof(float));
     }
     grouped_wgrad(args, {.backend = Backend::kCuda});
     result = arena.results()[0];
+    workspace.results();  // checks its fences
   }
   EXPECT_EQ(results[0], results[1]) << "two runs differ";
   expect_close(expected, floats(results[0], c.out), c.out);
@@ -323,6 +326,87 @@ TEST(GroupedMmSm90, ReplaysFromAGraphWithOtherOffs) {
   cudaGraphExecDestroy(replay);
   cudaGraphDestroy(graph);
   cudaStreamDestroy(stream);
+}
+
+// The tensor maps of the groups are made anew in every replay. NaN in the padding gives the bytes
+// that zeros give.
+TEST(GroupedWgradSm90, ReplaysFromAGraphWithOtherOffsAndAnyPadding) {
+  MOXIE_NEEDS_HOPPER();
+  constexpr int64_t kRows = 900, kN = 208, kK = 160, kGroups = 5;
+  Random random(13);
+  const int64_t padded = padded_rows<int64_t>(kRows, kGroups, 128);
+  Matrix a = random_matrix(random, {1, kN, padded}, 1, Codes::kCalm, true);
+  Matrix b = random_matrix(random, {1, kK, padded}, 32, Codes::kCalm, false);
+  Arena arena(Backend::kCuda), workspace(Backend::kCuda);
+  GroupedWgradArgs args{.a = operand_in(arena, a, false),
+                        .b = operand_in(arena, b, false),
+                        .rows = kRows,
+                        .padding = Padding::kAnything,
+                        .workspace = workspace.output<std::byte>({kWgradWorkspace})};
+  args.offs = arena.input(std::vector<int32_t>(kGroups), {kGroups});
+  args.out = arena.float_output(Format::kF32, {kGroups, kN, kK});
+  GroupedWgradArgs zeros = args;
+  zeros.padding = Padding::kZeros;
+  zeros.out = arena.float_output(Format::kF32, {kGroups, kN, kK});
+
+  cudaStream_t stream;
+  cudaGraph_t graph;
+  cudaGraphExec_t replay;
+  check_device("stream", cudaStreamCreate(&stream));
+  check_device("begin", cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+  grouped_wgrad(args, {.backend = Backend::kCuda, .stream = stream});
+  check_device("end", cudaStreamEndCapture(stream, &graph));
+  check_device("instantiate", cudaGraphInstantiate(&replay, graph, 0));
+  for (int i = 0; i < 100; ++i) {
+    const auto offs = random_offs(random, kRows, kGroups);
+    const auto spans = spans_of(offs, kRows);
+    const auto upload_with = [&](e4m3 padding) {
+      for (auto [matrix, view] : {std::pair{&a, args.a.qdata}, std::pair{&b, args.b.qdata}}) {
+        for (int64_t row = 0; row < matrix->outer; ++row) {
+          e4m3* const data = matrix->qdata.data() + row * padded;
+          int64_t live = 0;
+          for (const Span& s : spans) {
+            std::fill(data + live, data + s.padded, padding);
+            live = s.padded + s.rows;
+            for (int64_t r = s.padded; r < live; ++r)
+              data[r] = e4m3{static_cast<uint8_t>((row * 31 + r * 7 + i) % 0x70)};
+          }
+          std::fill(data + live, data + padded, padding);
+        }
+        copy_to_device(const_cast<e4m3*>(view.data), matrix->qdata.data(), matrix->qdata.size());
+      }
+    };
+    copy_to_device(const_cast<int32_t*>(args.offs->data), offs.data(), sizeof(int32_t) * kGroups);
+    upload_with(e4m3{0});
+    grouped_wgrad(zeros, {.backend = Backend::kCuda});
+    check_device("wait", cudaDeviceSynchronize());
+    upload_with(e4m3{kE4m3Nan});
+    check_device("replay", cudaGraphLaunch(replay, stream));
+    check_device("wait", cudaStreamSynchronize(stream));
+    const auto results = arena.results();
+    ASSERT_EQ(results[0], results[1]) << "replay " << i;
+  }
+  cudaGraphExecDestroy(replay);
+  cudaGraphDestroy(graph);
+  cudaStreamDestroy(stream);
+}
+
+TEST(GroupedWgradSm90, RefusesAWorkspaceOfAnotherSize) {
+  MOXIE_NEEDS_HOPPER();
+  Random random(14);
+  Arena arena(Backend::kCuda);
+  const int64_t padded = padded_rows<int64_t>(300, 2, 128);
+  GroupedWgradArgs args{
+      .a = operand_in(arena, random_matrix(random, {1, 32, padded}, 1, Codes::kCalm, true), false),
+      .b =
+          operand_in(arena, random_matrix(random, {1, 32, padded}, 32, Codes::kCalm, false), false),
+      .rows = 300,
+      .offs = offs_in(arena, {100, 300}),
+      .out = arena.float_output(Format::kF32, {2, 32, 32}),
+      .padding = Padding::kAnything};
+  EXPECT_THROW(grouped_wgrad(args, {.backend = Backend::kCuda}), Error);
+  args.workspace = arena.output<std::byte>({kWgradWorkspace - 1});
+  EXPECT_THROW(grouped_wgrad(args, {.backend = Backend::kCuda}), Error);
 }
 
 // Concurrent launches have their own throttle counters (throttle.cuh); sharing one only costs time.

@@ -26,7 +26,8 @@ constexpr int kTimes = 10;
 
 bool equal(const Work& a, const Work& b) {
   return a.group == b.group && a.row == b.row && a.rows == b.rows && a.col == b.col &&
-         a.k_begin == b.k_begin && a.k_blocks == b.k_blocks && a.valid == b.valid;
+         a.k_begin == b.k_begin && a.k_blocks == b.k_blocks && a.k_end == b.k_end &&
+         a.valid == b.valid;
 }
 
 // Lists all work of one CTA; its lanes must agree.
@@ -124,8 +125,8 @@ template <class Tile>
 void check_depth(const ScheduleParams& p, int pairs) {
   const std::vector<int> ends = ends_of(p);
   std::vector<int> k_begin{0};
-  for (int g = 0; g < p.groups; ++g)
-    k_begin.push_back(k_begin[g] + ceil_div(ends[g] - (g ? ends[g - 1] : 0), kTileK));
+  const auto rows_of = [&](int g) { return ends[g] - (g ? ends[g - 1] : 0); };
+  for (int g = 0; g < p.groups; ++g) k_begin.push_back(k_begin[g] + ceil_div(rows_of(g), kTileK));
   const int columns = ceil_div(p.n, kTileN), down = ceil_div(p.m, Tile::kM);
   static std::vector<int> times;
   times.assign(static_cast<size_t>(p.groups) * down * columns, 0);
@@ -134,6 +135,7 @@ void check_depth(const ScheduleParams& p, int pairs) {
     ASSERT_LT(work.group, p.groups);
     ASSERT_EQ(work.k_begin, k_begin[work.group]);
     ASSERT_EQ(work.k_begin + work.k_blocks, k_begin[work.group + 1]);
+    ASSERT_EQ(work.k_end, work.k_begin * kTileK + rows_of(work.group));
     ASSERT_EQ(work.col % kTileN, 0);
     ASSERT_EQ(work.row % Tile::kM, 0);
     ASSERT_EQ(work.rows, work.col < p.n ? std::min(Tile::kM, p.m - work.row) : 0);

@@ -20,12 +20,15 @@ template <class Tile>
 __device__ void schedule(const GemmParams& p, GemmShared<Tile>& shared, int cta_in_pair) {
   std::conditional_t<Tile::kRagged == Ragged::kRows, RowsSchedule<Tile>, WgradSchedule<Tile>>
       schedule(p, shared.schedule, cta_in_pair);
-  RingPlace<GemmShared<Tile>::kWorks> at;
+  EndMaps* const end_maps = Tile::kRagged == Ragged::kDepth ? end_maps_of_cta(p) : nullptr;
+  if (end_maps) start_end_maps(p, end_maps);
+  RingPlace<kWorks> at;
   for (bool more = true; more; at.advance()) {
     const Work work = schedule.next();
     more = work.valid;
     ptx::mbarrier_sleep(&shared.work_empty[at.slot], at.phase ^ 1);
     if (cuda::lane_index() == 0) {
+      if (end_maps && work.k_blocks > 0) set_end(end_maps[at.slot], work.k_end);
       shared.work[at.slot] = work;
       ptx::mbarrier_arrive(&shared.work_full[at.slot]);
     }
@@ -47,9 +50,8 @@ __global__ __launch_bounds__(Tile::kThreads,
     for (int i = 0; i < Tile::kStages; ++i) {
       ptx::mbarrier_init(&shared.full[i], 1 + Tile::kScaleWarps);
       ptx::mbarrier_init(&shared.empty[i], kConsumerWarps * kCluster);
-      if (Tile::kClears) ptx::mbarrier_init(&shared.loaded[i], 1);
     }
-    for (int i = 0; i < Shared::kWorks; ++i) {
+    for (int i = 0; i < kWorks; ++i) {
       ptx::mbarrier_init(&shared.work_full[i], 1);
       ptx::mbarrier_init(&shared.work_empty[i], kConsumerWarps + 1 + Tile::kScaleWarps);
     }
@@ -80,22 +82,29 @@ __global__ __launch_bounds__(Tile::kThreads,
   ptx::cluster_sync();  // the other CTA may still arrive at barriers in this one's shared memory
 }
 
-// a [outer, k]: a box is 128 along k and the rows that one CTA of the pair loads.
-inline CUtensorMap a_map(const void* data, int64_t outer, int64_t k, int rows) {
-  return ptx::make_tensor_map<2>({.data = data,
-                                  .size = {uint64_t(k), uint64_t(outer)},
-                                  .stride = {uint64_t(k)},
+// The elements of an operand.
+struct OperandData {
+  const void* data;
+  int64_t outer, k;  // [outer, k]; past k TMA reads zeros
+  int64_t stride;    // from one row to the next
+};
+
+// a: a box is 128 along k and the rows that one CTA of the pair loads.
+inline CUtensorMap a_map(const OperandData& a, int rows) {
+  return ptx::make_tensor_map<2>({.data = a.data,
+                                  .size = {uint64_t(a.k), uint64_t(a.outer)},
+                                  .stride = {uint64_t(a.stride)},
                                   .box = {kTileK, uint32_t(rows)}});
 }
 
-// b [outer, k], with its rows reordered on load so that each thread's results are runs of `run`
+// b, with its rows reordered on load so that each thread's results are runs of `run`
 // neighbouring columns. wgmma gives lane q of four the columns 8j + 2q + e (e = 0, 1) of each
 // fold = 4 * run; the map puts row run * q + 2j + e there. run = 2 is the natural order.
-inline CUtensorMap b_map(const void* data, int64_t outer, int64_t k, Format out) {
-  const auto row = static_cast<uint64_t>(k);
+inline CUtensorMap b_map(const OperandData& b, Format out) {
+  const auto row = static_cast<uint64_t>(b.stride);
   const uint32_t run = out == Format::kBf16 ? 2 : 4, fold = 4 * run;
-  return ptx::make_tensor_map<5>({.data = data,
-                                  .size = {row, 2, 4, fold / 8, uint64_t(outer) / fold},
+  return ptx::make_tensor_map<5>({.data = b.data,
+                                  .size = {uint64_t(b.k), 2, 4, fold / 8, uint64_t(b.outer) / fold},
                                   .stride = {row, row * run, row * 2, row * fold},
                                   .box = {kTileK, 2, 4, fold / 8, kTileN / fold}});
 }
@@ -146,16 +155,15 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   MOXIE_CUDA_CHECK(how.op, cudaLaunchKernelEx(&config, kernel, with_counter));
 }
 
-template <Ragged kRagged, Padding kPadding = Padding::kZeros>
+template <Ragged kRagged>
 void launch_gemm(const GemmLaunch& how, const GemmParams& params, const TileChoice& tile,
                  Format out) {
   const auto with_tile = [&]<class Tile>() {
     if (out == Format::kF32) return launch_kernel<Tile, float>(how, params);
     return launch_kernel<Tile, __nv_bfloat16>(how, params);
   };
-  using Tall = TallTile<kRagged, kPadding>;
-  if (tile.rows == Tall::kM) return with_tile.template operator()<Tall>();
-  return with_tile.template operator()<FlatTile<kRagged, kPadding>>();
+  if (tile.rows == TallTile<kRagged>::kM) return with_tile.template operator()<TallTile<kRagged>>();
+  return with_tile.template operator()<FlatTile<kRagged>>();
 }
 
 }  // namespace moxie::sm90

@@ -8,7 +8,7 @@
 
 #include "moxie/core/base/math.h"
 #include "moxie/core/base/view.h"
-#include "moxie/core/gemm/operand.h"
+#include "moxie/core/gemm/grouped_wgrad.h"
 #include "moxie/core/gemm/work.h"
 
 namespace moxie::sm90 {
@@ -51,12 +51,10 @@ struct GemmShared {
   StepScales<Tile> scales[Tile::kStages];
   uint64_t full[Tile::kStages];   // TMA, scale warps -> consumers: operands and scales are there
   uint64_t empty[Tile::kStages];  // consumers of both CTAs -> TMA, scale warps: may be overwritten
-  static constexpr int kWorks = 4;
   Work work[kWorks];
   uint64_t work_full[kWorks];   // scheduler -> all others
   uint64_t work_empty[kWorks];  // all others -> scheduler
   ScheduleShared<Tile::kRagged> schedule;
-  uint64_t loaded[Tile::kStages];  // Padding::kAnything: TMA -> scale warps, which then clear it
 };
 
 template <class Tile, int kRows>
@@ -80,6 +78,12 @@ inline ScaleMatrix quads_of(const GemmOperand& operand) {
           .quads = static_cast<uint32_t>(operand.scale.dim(-2) / rows)};
 }
 
+// The maps of a tile's last step (end_maps.cuh).
+struct alignas(kWgradWorkspaceAlignment) EndMaps {
+  CUtensorMap a, b;
+};
+static_assert(kMaxPairs * kCluster * kWorks * sizeof(EndMaps) == kWgradWorkspace);
+
 struct GemmParams : ScheduleParams {
   CUtensorMap a, b;
   CUtensorMap out_map;  // bf16
@@ -89,6 +93,7 @@ struct GemmParams : ScheduleParams {
   Format bias_format;
   int bias_stride;      // elements from one group's bias to the next; 0: all groups share one
   int b_rows_of_group;  // kRows: rows of b per group; kDepth: 0, b is shared by all
+  EndMaps* end_maps;    // kDepth: [CTAs, kWorks]; nullptr if the padding holds zeros
   int throttle;         // kDepth: index of the counter (throttle.cuh), set at launch
   bool add;             // kDepth: out += instead of =
 };

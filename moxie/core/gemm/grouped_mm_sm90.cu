@@ -18,8 +18,8 @@ void grouped_mm(const GroupedMmArgs& args, const Panels& panels, void* stream) {
                                        .k = k,
                                        .pairs = pairs_at_once()});
   GemmParams p{};
-  p.a = a_map(args.a.qdata.data, rows, k, tile.rows / kCluster);
-  p.b = b_map(args.b.qdata.data, groups * n, k, args.out.format);
+  p.a = a_map({args.a.qdata.data, rows, k, k}, tile.rows / kCluster);
+  p.b = b_map({args.b.qdata.data, groups * n, k, k}, args.out.format);
   p.out_map = out_map(args.out, rows, n);
   p.scale_a = quads_of(args.a);
   p.scale_b = quads_of(args.b);

@@ -27,6 +27,13 @@ Panels check(const GroupedWgradArgs& args, Backend backend) {
   return panels;
 }
 
+void check_workspace(const View<std::byte>& workspace) {
+  check_shape("grouped_wgrad", "workspace", workspace.shape, {kWgradWorkspace});
+  MOXIE_CHECK(reinterpret_cast<uintptr_t>(workspace.data) % kWgradWorkspaceAlignment == 0,
+              "grouped_wgrad: workspace must be aligned to ", kWgradWorkspaceAlignment,
+              " bytes, got ", static_cast<const void*>(workspace.data));
+}
+
 }  // namespace
 
 void grouped_wgrad(const GroupedWgradArgs& args, const Exec& exec) {
@@ -34,6 +41,7 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Exec& exec) {
   if (exec.backend == Backend::kCuda) {
     const std::string reason = why_not_sm90(args);
     MOXIE_CHECK(reason.empty(), "grouped_wgrad: ", reason);
+    if (args.padding == Padding::kAnything && args.offs) check_workspace(args.workspace);
   }
   dispatch(
       "grouped_wgrad", exec, [&] { ref::grouped_wgrad(args, panels); },

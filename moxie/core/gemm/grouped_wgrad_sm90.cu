@@ -20,9 +20,11 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
                                        .n = n,
                                        .k = ceil_div(padded, groups),
                                        .pairs = pairs_at_once()});
+  // TMA reads zeros past this many rows: without offs, the padding as well.
+  const int64_t k = args.offs ? padded : args.rows;
   GemmParams p{};
-  p.a = a_map(args.a.qdata.data, m, padded, tile.rows / kCluster);
-  p.b = b_map(args.b.qdata.data, n, padded, args.out.format);
+  p.a = a_map({args.a.qdata.data, m, k, padded}, tile.rows / kCluster);
+  p.b = b_map({args.b.qdata.data, n, k, padded}, args.out.format);
   p.out_map = out_map(args.out, groups * m, n);
   p.scale_a = quads_of(args.a);
   p.scale_b = quads_of(args.b);
@@ -36,10 +38,9 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.add = args.sum == Sum::kAdd;
   const int64_t pairs =
       groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);
-  const GemmLaunch how{"grouped_wgrad", stream, pairs};
-  if (args.padding == Padding::kAnything)
-    return launch_gemm<Ragged::kDepth, Padding::kAnything>(how, p, tile, args.out.format);
-  launch_gemm<Ragged::kDepth>(how, p, tile, args.out.format);
+  if (args.padding == Padding::kAnything && args.offs)
+    p.end_maps = reinterpret_cast<EndMaps*>(args.workspace.data);
+  launch_gemm<Ragged::kDepth>({"grouped_wgrad", stream, pairs}, p, tile, args.out.format);
 }
 
 }  // namespace moxie::sm90

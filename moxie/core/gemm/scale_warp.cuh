@@ -3,11 +3,8 @@
 // wgrad the four scales of b as well.
 #pragma once
 
-#include "moxie/core/gemm/clear_tail.cuh"
 #include "moxie/core/gemm/scale_codes.cuh"
-#include "moxie/core/gemm/warp_walk.cuh"
 #include "moxie/core/gemm/work_ring.cuh"
-#include "moxie/core/ptx/tma.cuh"
 
 namespace moxie::sm90 {
 
@@ -75,7 +72,7 @@ template <class Tile>
 class ScaleWarp {
  public:
   __device__ ScaleWarp(const GemmParams& p, GemmShared<Tile>& shared, int which)
-      : p_(p), shared_(shared), which_(which), walk_(p) {}
+      : p_(p), shared_(shared), which_(which) {}
 
   __device__ void run() {
     WorkRing<Tile> ring(shared_);
@@ -83,7 +80,7 @@ class ScaleWarp {
     start(*work);
     while (work->valid) {
       const Work* next = nullptr;
-      const int steps = work->k_blocks, live = Tile::kClears ? live_at_end(*work) : 0;
+      const int steps = work->k_blocks;
       for (int step = 0; step < steps; step += kQuad) {
         take(steps - step);
         if (step + kQuad < steps) {
@@ -93,7 +90,7 @@ class ScaleWarp {
           next = &ring.next();
           start(*next);
         }
-        put(min(steps - step, kQuad), {.step = steps - 1 - step, .live = live});
+        put(min(steps - step, kQuad));
       }
       __syncwarp();
       if (cuda::lane_index() == 0) ring.release(*work);
@@ -137,28 +134,8 @@ class ScaleWarp {
     wild_ = __any_sync(~0u, wild & kTopBits & bytes_of_steps(left));
   }
 
-  struct Tail {
-    int step;  // the group's last step, counted from the first of these four
-    int live;  // bytes of each row in that step that are not padding
-  };
-
-  __device__ int live_at_end(const Work& work) {
-    if (work.group < walk_.group) walk_.restart();
-    while (walk_.group < work.group) walk_.next();
-    return walk_.end - walk_.begin - (work.k_blocks - 1) * kTileK;
-  }
-
-  // Waits for the operands of a step; in the group's last step, zeroes their padding.
-  __device__ void clear_padding(int step, const Tail& tail) {
-    ptx::mbarrier_sleep(&shared_.loaded[at_.slot], at_.phase);
-    if (step != tail.step || tail.live == kTileK) return;
-    auto& stage = shared_.stage[at_.slot];  // b behind a
-    clear_tail(stage.a, sizeof(stage) / kTileK, tail.live, which_, Tile::kScaleWarps);
-    ptx::fence_proxy_async();
-  }
-
   // Writes the scales of the first `count` of the four steps, each when its stage is free.
-  __device__ __forceinline__ void put(int count, const Tail& tail) {
+  __device__ __forceinline__ void put(int count) {
     const int lane = cuda::lane_index();
 #pragma unroll 1
     for (uint32_t step = 0; step < count; ++step, at_.advance()) {
@@ -177,7 +154,6 @@ class ScaleWarp {
         if (which_ == 0 && lane < Tile::kSpans)  // byte `step`, as the exponent field of an f32
           to.spans[lane] = __byte_perm(b_exponents_, 0, 0x4440 + step) << 23;
       if (lane == 0) to.wild[which_] = wild_;
-      if (Tile::kClears) clear_padding(step, tail);
       __syncwarp();
       if (lane == 0) ptx::mbarrier_arrive(&shared_.full[at_.slot]);
     }
@@ -188,7 +164,6 @@ class ScaleWarp {
   const GemmParams& p_;
   GemmShared<Tile>& shared_;
   int which_;
-  WarpWalk walk_;
   RingPlace<Tile::kStages> at_;
   RowCodes a_;
   CodeStream<1, Tile::kRagged> b_;

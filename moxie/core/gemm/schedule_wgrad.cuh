@@ -17,7 +17,10 @@ __device__ inline void sort_groups(ScheduleShared<Ragged::kDepth>& shared,
   WarpWalk walk(p);
   for (int g = 0; g <= p.groups; ++g) {
     walk.next();
-    if (cuda::lane_index() == 0) shared.begin[g] = walk.k_begin;
+    if (cuda::lane_index() != 0) continue;
+    shared.begin[g] = walk.k_begin;
+    if (g < p.groups)
+      shared.padding[g] = static_cast<uint8_t>(walk.k_blocks * kTileK - (walk.end - walk.begin));
   }
   __syncwarp();
   const auto depth = [&](int g) { return shared.begin[g + 1] - shared.begin[g]; };
@@ -111,7 +114,9 @@ class WgradSchedule {
     if (p_.groups <= Shared::kSorted) {
       work.group = shared_.order[place];
       work.k_begin = shared_.begin[work.group];
-      work.k_blocks = shared_.begin[work.group + 1] - work.k_begin;
+      const int end = shared_.begin[work.group + 1];
+      work.k_blocks = end - work.k_begin;
+      work.k_end = end * kTileK - shared_.padding[work.group];
       return work;
     }
     if (place < walk_.group) walk_.restart();
@@ -119,6 +124,7 @@ class WgradSchedule {
     work.group = place;
     work.k_begin = walk_.k_begin;
     work.k_blocks = walk_.k_blocks;
+    work.k_end = work.k_begin * kTileK + walk_.end - walk_.begin;
     return work;
   }
 

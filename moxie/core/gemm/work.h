@@ -5,7 +5,6 @@
 #include <cstdint>
 
 #include "moxie/core/gemm/choose_tile.h"
-#include "moxie/core/gemm/grouped_wgrad.h"
 
 namespace moxie::sm90 {
 
@@ -15,13 +14,12 @@ inline constexpr int kWgmmaM = 64;    // rows of one wgmma
 inline constexpr int kWgmmaK = 32;    // depth of one wgmma
 inline constexpr int kCluster = 2;    // CTAs side by side in n; each loads half of their shared a
 inline constexpr int kMaxPairs = 72;  // CTA pairs in flight: a full GH100 has 144 SMs
+inline constexpr int kWorks = 4;      // tiles in a CTA's ring (work_ring.cuh)
 
 // kConsumers: warpgroups of 64 rows each; while one promotes, the others multiply. A thread holds
-// 64 f32 sums and 64 f32 of the product that is not promoted yet. kPadding: what the operands hold
-// in their padding. Clearing it is a kernel of its own, so that zero padding costs nothing.
-template <Ragged kRaggedOf, int kConsumersOf, Padding kPadding>
+// 64 f32 sums and 64 f32 of the product that is not promoted yet.
+template <Ragged kRaggedOf, int kConsumersOf>
 struct GemmTile {
-  static constexpr bool kClears = kPadding == Padding::kAnything;
   static constexpr Ragged kRagged = kRaggedOf;
   static constexpr int kConsumers = kConsumersOf;
   static constexpr int kConsumerWarps = 4 * kConsumers;
@@ -43,10 +41,10 @@ struct GemmTile {
 };
 
 // Three warpgroups keep the tensor cores busy; two are for groups of few rows.
-template <Ragged kRagged, Padding kPadding = Padding::kZeros>
-using TallTile = GemmTile<kRagged, 3, kPadding>;
-template <Ragged kRagged, Padding kPadding = Padding::kZeros>
-using FlatTile = GemmTile<kRagged, 2, kPadding>;
+template <Ragged kRagged>
+using TallTile = GemmTile<kRagged, 3>;
+template <Ragged kRagged>
+using FlatTile = GemmTile<kRagged, 2>;
 
 // One tile of the result. The CTAs of a cluster differ only in `col` (rows = 0 if col >= n).
 struct alignas(16) Work {
@@ -54,6 +52,7 @@ struct alignas(16) Work {
   int row, rows;  // first row in a, and the number of rows; rows = 0: nothing to compute or store
   int col;
   int k_begin, k_blocks;  // in blocks of 128; k_blocks = 0: the product is 0
+  int k_end;              // kDepth: where the rows of the group end, and its padding begins
   int valid;              // 0: no tile is left
 };
 
@@ -81,6 +80,7 @@ struct ScheduleShared<Ragged::kDepth> {
   static constexpr int kSorted = 64;
   int32_t begin[kSorted + 1];  // first block of 128 of each group
   uint8_t order[kSorted];      // groups, deepest first
+  uint8_t padding[kSorted];    // of each group, 0 to 127
 };
 
 }  // namespace moxie::sm90

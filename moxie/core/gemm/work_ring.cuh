@@ -45,7 +45,7 @@ class WorkRing {
 
  private:
   GemmShared<Tile>& shared_;
-  RingPlace<GemmShared<Tile>::kWorks> at_;
+  RingPlace<kWorks> at_;
 };
 
 }  // namespace moxie::sm90

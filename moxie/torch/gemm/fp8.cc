@@ -71,13 +71,17 @@ Tensor multiply_sm90(const PassArgs& args) {
   // The kernel stores 16 bytes at a time. An unaligned gradient is added to in a second step.
   const bool adds = args.add_to && is_aligned(*args.add_to);
   const Tensor out = adds || !args.add_to ? args.allocate() : at::empty_like(*args.add_to);
+  const bool any_padding = args.padding == Padding::kAnything && offs;
+  const Tensor workspace =
+      at::empty({any_padding ? kWgradWorkspace : 0}, a.data.options().dtype(at::kByte));
   grouped_wgrad({.a = a_operand,
                  .b = b_operand,
                  .rows = args.num_rows,
                  .offs = offs_view(offs),
                  .out = float_view(out),
                  .sum = adds ? Sum::kAdd : Sum::kOverwrite,
-                 .padding = args.padding},
+                 .padding = args.padding,
+                 .workspace = view<std::byte>(workspace)},
                 scope.exec());
   return args.add_to && !adds ? args.add_to->add_(out) : out;
 }
