@@ -139,8 +139,8 @@ def _check_device(x: Tensor) -> None:
 
 
 def _make(member: Any, group: Any, capacity: list[int], device: torch.device) -> Shared:
+    from torch._C._distributed_c10d import _SymmetricMemory
     from torch.distributed import _symmetric_memory as symmetric_memory
-    from torch.distributed._symmetric_memory import _SymmetricMemory
 
     size = _ops._exchange_bytes(member.size, capacity)
     memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
