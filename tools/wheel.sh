@@ -36,4 +36,5 @@ out=dist/torch-$torch
 say "builds for torch $torch"
 # shellcheck disable=SC2086
 CMAKE_ARGS=$CMAKE_ARGS "$venv/bin/python" -m pip wheel --disable-pip-version-check $PIP_ARGS -v --no-deps -w "$out" .
-say "pip install $(ls -t "$out"/moxie-*.whl | head -1)"
+# With torch named, as pip would take the newest that the wheel allows, not the one it was built for.
+say "pip install torch==${torch%%+*} $(ls -t "$out"/moxie-*.whl | head -1)"
