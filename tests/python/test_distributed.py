@@ -1,4 +1,4 @@
-"""Sharded models on 2 and 4 ranks: FSDP2, tensor parallelism, both together, and checkpoints.
+"""Sharded models on 2 and 4 ranks, and one test on 8: FSDP2, tensor parallelism, both together, and checkpoints.
 
 The cases are functions in the *_cases.py modules. All cases for one number of ranks run in the same processes, which start once.
 """
