@@ -203,6 +203,9 @@ class ParallelExperts(GroupedExperts):
         dim = self._as_taken(self.w13).shape[-1]
         sizes = Sizes(self.member.size, self.num_experts, dim, top_k, self.recipe, self.wire, x.dtype)
         alone = self.member.size == 1 and self.symmetric.max_rows is None and self.symmetric.max_tokens is None
+        # Without asking the other ranks if there is room: where only this rank has changed, GPUs find that calls differ.
+        if self._place is not None and self._place.sizes != sizes and self._place.holds(sizes):
+            self._place = dataclasses.replace(self._place, sizes=sizes)
         if self._place is None or self._place.sizes != sizes or (alone and x.shape[0] > self._place.tokens):
             self._place = place_of(self.member, self.symmetric, sizes, x)
         if alone:  # one rank knows its rows

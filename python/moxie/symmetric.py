@@ -94,6 +94,11 @@ class Place:
     limits: tuple[int, int]
     tokens: int  # of a rank, that it was made for
 
+    def holds(self, sizes: Sizes) -> bool:
+        """Whether a layer whose recipe, wire or dtype has changed has room in the same place."""
+        same_rows = (sizes.experts, sizes.top_k) == (self.sizes.experts, self.sizes.top_k)
+        return same_rows and self.shared.holds(capacity_of(sizes, self.limits))
+
 
 def capacity_of(sizes: Sizes, limits: tuple[int, int]) -> list[int]:
     ranks, experts, dim, _, recipe, wire, dtype = sizes

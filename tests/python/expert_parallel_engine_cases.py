@@ -165,6 +165,24 @@ def too_many_rows_are_an_error_and_new_layers_work_again(world):
     compare(world.rank, world.size, local, again, x, dy, mine=mine, wire="fp8")
 
 
+@with_shared_memory
+def a_recipe_that_changes_on_one_rank_is_an_error_on_all(world):
+    local, parallel = layers("mxfp8_rceil")
+    mine, x, dy = problem(world)
+    step(parallel, x[mine], dy[mine])
+    last = world.size - 1
+    if world.rank == last:
+        parallel.experts.set_recipe_("mxfp8_rceil_128")
+    y, dx = step(parallel, x[mine], dy[mine])
+    if world.size == 1:  # nothing differs
+        local.experts.set_recipe_("mxfp8_rceil_128")
+        assert torch.equal(y, step(local, x, dy)[0])
+        return
+    assert y.isnan().all() and dx.isnan().all()
+    error = error_of(parallel.check)
+    assert isinstance(error, RuntimeError) and f"rank {last} differs from rank 0" in str(error), error
+
+
 @case
 def the_symmetric_engine_is_refused_where_it_cannot_run(world):
     make = functools.partial(moxie.nn.MoE, DIM, HIDDEN, EXPERTS, TOP_K, ep_group=dist.group.WORLD, dtype=torch.bfloat16)
