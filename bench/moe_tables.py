@@ -89,8 +89,8 @@ def headline(report: dict) -> str:
     return (
         "**The whole layer:** router, permutation, experts and weighted sum, forward and backward, are "
         f"{min(times):.2f} to {max(times):.2f} times as fast as the best layer in bf16, Moxie's own among them{estimated}. It "
-        f"keeps {min(kept):.2f} to {max(kept):.2f} of what compiled torch keeps for backward; a weight cache, two bytes per weight "
-        f"that are always held, lowers that to {min(cached):.2f} to {max(cached):.2f} "
+        f"keeps {min(kept):.2f} to {max(kept):.2f} of what compiled torch keeps for backward; a weight cache, two bytes per "
+        f"weight that are always held, lowers that to {min(cached):.2f} to {max(cached):.2f} "
         "([more](docs/MOE.md#speed-and-memory))."
     )
 

@@ -18,7 +18,7 @@ from moxie.distributed.agree import agree
 from moxie.dtensors import any_dtensor
 from moxie.nn import GroupedExperts, Router, Uncast, _tensors
 from moxie.recipe import AnyRecipe, Recipe
-from moxie.symmetric import Place, Sizes, Symmetric, limits_of, place_of
+from moxie.symmetric import Place, Shared, Sizes, Symmetric, limits_of, place_of
 
 _ops = torch.ops.moxie
 
@@ -145,13 +145,14 @@ class ParallelExperts(GroupedExperts):
     ):
         self.member, self._wire_asked, self.num_experts = member, wire, num_experts
         self.symmetric, self._place = parse_engine(engine), None
+        self._captured: list[Shared] = []
         super().__init__(dim, hidden_dim, num_experts // member.size, recipe=recipe, **options)
 
     symmetric: Symmetric | None = None  # the symmetric engine; None is c10d
     _place: Place | None = None  # in shared memory, from the first forward on
 
     def __getstate__(self) -> dict:
-        return {**self.__dict__, "_place": None}  # a copy finds a place of its own
+        return {**self.__dict__, "_place": None, "_captured": []}  # a copy finds a place of its own
 
     def set_recipe_(self, recipe: AnyRecipe, *, weight_cache: bool = False) -> None:
         check_wire(self._wire_asked, recipe)
@@ -208,6 +209,8 @@ class ParallelExperts(GroupedExperts):
             self._place = dataclasses.replace(self._place, sizes=sizes)
         if self._place is None or self._place.sizes != sizes or (alone and x.shape[0] > self._place.tokens):
             self._place = place_of(self.member, self.symmetric, sizes, x)
+        if x.is_cuda and torch.cuda.is_current_stream_capturing():
+            self._captured.append(self._place.shared)  # a graph goes on using the memory that it was captured with
         if alone:  # one rank knows its rows
             return dataclasses.replace(self._place, limits=limits_of(self.symmetric, sizes, x.shape[0]))
         return self._place

@@ -379,8 +379,7 @@ class MoE(nn.Module):
             if self.router.member is not None:
                 self.router.member.refuse_tokens_of_group(x)
             return products.on_whole_tokens(self, x)
-        is_flat = x.dim() == 2  # then reshape would change nothing, and cost the host two views and their backward
-        tokens = x if is_flat else x.reshape(-1, x.shape[-1])
+        tokens = x.reshape(-1, x.shape[-1])  # also of a matrix: it keeps the order in which gradients of x are added
         routing = self.router(tokens)
         # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
         if self.router.has_loss:
@@ -393,7 +392,7 @@ class MoE(nn.Module):
             # The graph that begins after the exchange must not end with a view of a DTensor: torch makes it by as_strided(),
             # whose backward DTensors do not have.
             return torch.compiler.disable(_reshape)(y, x.shape)
-        return y if is_flat else y.reshape(x.shape)
+        return y.reshape(x.shape)
 
 
 def _reshape(y: Tensor, shape: torch.Size) -> Tensor:

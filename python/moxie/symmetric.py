@@ -17,6 +17,7 @@ from moxie.distributed.agree import agree
 
 _ops = torch.ops.moxie
 
+MOST_SECONDS = 10**9  # of a timeout, whose nanoseconds must fit int64
 TIMES_EVEN_SHARE = 2  # the default of max_rows: twice the rows that a rank's experts get where all experts get as many
 
 
@@ -38,8 +39,10 @@ class Symmetric:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ValueError(f"MoE: {name} of engine symmetric must be 1 or more, got {value}")
-        if not self.timeout > 0:
-            raise ValueError(f"MoE: timeout of engine symmetric must be more than 0 seconds, got {self.timeout}")
+        if not 0 < self.timeout <= MOST_SECONDS:
+            raise ValueError(
+                f"MoE: timeout of engine symmetric must be more than 0 and at most {MOST_SECONDS} s, got {self.timeout}"
+            )
 
     @property
     def timeout_ms(self) -> int:
@@ -148,7 +151,17 @@ def _make(member: Any, group: Any, capacity: list[int], device: torch.device) ->
     from torch.distributed import _symmetric_memory as symmetric_memory
 
     size = _ops._exchange_bytes(member.size, capacity)
-    memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
+    memory: Tensor | None = None
+    failure, failures = "", [""] * member.size
+    try:
+        memory = _SymmetricMemory.empty_strided_p2p((size,), (1,), torch.uint8, device)
+    except RuntimeError as error:
+        failure = str(error)
+    dist.all_gather_object(failures, failure, group=group)  # all or none go on to meet below
+    for rank, failure in enumerate(failures):
+        if failure:
+            raise RuntimeError(f"MoE: rank {rank} of group '{member.name}' has no {size} bytes to share: {failure}")
+    assert memory is not None
     handle = symmetric_memory.rendezvous(memory, group)
     memory.zero_()
     torch.cuda.synchronize(device)

@@ -375,11 +375,14 @@ TEST(Exchange, ARankThatDoesNotComeIsNamed) {
 }
 
 TEST(Exchange, AWordOfAPeerCountsForBarriersItHasPassedBeforeItFailed) {
-  EXPECT_EQ(read_word(4, 5), Word::kEarlier);
-  EXPECT_EQ(read_word(5, 5), Word::kArrived);
-  EXPECT_EQ(read_word(6, 5), Word::kArrived);
-  EXPECT_EQ(read_word(5 | kFailedBit, 5), Word::kArrived);
-  EXPECT_EQ(read_word(4 | kFailedBit, 5), Word::kFailed);
+  const uint64_t own = word_of(5, Step::kX), early = word_of(4, Step::kCounts);
+  EXPECT_EQ(read_word(early, own), Word::kEarlier);
+  EXPECT_EQ(read_word(own, own), Word::kArrived);
+  EXPECT_EQ(read_word(word_of(6, Step::kY), own), Word::kArrived);
+  EXPECT_EQ(read_word(own | kFailedBit, own), Word::kArrived);
+  EXPECT_EQ(read_word(early | kFailedBit, own), Word::kFailed);
+  EXPECT_EQ(read_word(word_of(5, Step::kDy), own), Word::kElsewhere);
+  EXPECT_EQ(read_word(word_of(5, Step::kDy) | kFailedBit, own), Word::kElsewhere);
 }
 
 TEST(Exchange, RefusesSizesThatDoNotFit) {

@@ -8,7 +8,7 @@ import torch
 
 import symmetric_ranks
 from moxie.symmetric import Sizes, Symmetric, limits_of
-from symmetric_ranks import Ranks, one_process, problem, step
+from symmetric_ranks import Ranks, one_process, problem, share_of_experts, step
 
 TOKENS = 20  # of each rank
 WIRES = [
@@ -188,6 +188,36 @@ def test_calls_that_differ_are_an_error_on_every_rank():
     assert all(all_nan(grads) for grads in results)
     for error in errors_of_next_call(ranks, of, counts):
         assert isinstance(error, RuntimeError) and "rank 1 differs from rank 0" in str(error), error
+
+
+def test_a_rank_that_leaves_out_backward_is_found_by_the_others():
+    torch.manual_seed(0)
+    of, counts = problem(TOKENS * 3, experts=6), [TOKENS] * 3
+    ranks = ranks_for(3, of, wire="fp8")
+
+    def forward_twice(rank: int) -> list[torch.Tensor]:
+        mine, experts = slice(rank * TOKENS, (rank + 1) * TOKENS), share_of_experts(of, 3, rank)
+        weights = (of.w13[experts].clone().requires_grad_(), of.w2[experts], of.weights[mine])
+        return [ranks.call(rank, of.x[mine], *weights, of.ids[mine], of.recipe).detach() for _ in range(2)]
+
+    results = ranks.run(lambda rank: forward_twice(rank) if rank == 1 else step(ranks, of, counts, rank))
+    for rank in (0, 2):
+        grads = results[rank]
+        assert grads.y.isfinite().all()  # of the forward that all have run
+        assert all(getattr(grads, name).isnan().all() for name in ("x", "weights", "w13", "w2"))
+    assert results[1][0].isfinite().all() and results[1][1].isnan().all()
+    errors = [str(error) for error in errors_of_next_call(ranks, of, counts)]
+    assert any("came to the exchange of counts" in error and "was at that of dy" in error for error in errors), errors
+    assert all("came to the exchange of" in error or "has failed" in error for error in errors), errors
+
+
+def test_results_of_the_recipes_dtype_have_room():
+    torch.manual_seed(0)
+    of, counts = problem(TOKENS * 2, recipe="mxfp8_rceil:out=float32"), [TOKENS] * 2
+    ranks = ranks_for(2, of, wire="fp8")
+    expected = one_process(of)
+    y = torch.cat([grads.y for grads in ranks.run(lambda rank: step(ranks, of, counts, rank))])
+    assert y.dtype == expected.y.dtype == torch.float32 and torch.equal(y, expected.y)
 
 
 def test_bad_calls_are_refused_before_anything_is_sent():

@@ -295,9 +295,7 @@ def test_a_folder_is_judged_after_it_is_locked(tmp_path, how):
     tracer = subprocess.Popen(
         ["strace", "-f", "-o", tmp_path / "log", *inject, *line], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
-    while tracer.poll() is None and not (
-        (tmp_path / "log").exists() and "stopped by SIGSTOP" in (tmp_path / "log").read_text()
-    ):
+    while tracer.poll() is None and not ((tmp_path / "log").exists() and "stopped by SIGSTOP" in (tmp_path / "log").read_text()):
         time.sleep(0.02)
     if tracer.poll() is not None:
         pytest.skip("strace cannot trace here")

@@ -27,9 +27,10 @@ void check_memory(const char* op, const SharedMemory& memory) {
 }
 
 void check_limits(const char* op, const SharedMemory& memory, const ExchangeLimits& limits) {
-  MOXIE_CHECK(limits.rows >= 0 && limits.rows <= memory.capacity.rows, op,
-              ": the limit of rows must be 0 to the ", memory.capacity.rows,
-              " of the shared memory, got ", limits.rows);
+  // After a failure every expert gets a row of NaN.
+  MOXIE_CHECK(limits.rows >= local_experts(memory) && limits.rows <= memory.capacity.rows, op,
+              ": the limit of rows must be that of a row for each of the ", local_experts(memory),
+              " experts to the ", memory.capacity.rows, " of the shared memory, got ", limits.rows);
   MOXIE_CHECK(limits.tokens >= 0 && limits.tokens <= std::numeric_limits<int32_t>::max(), op,
               ": the limit of tokens must fit int32, got ", limits.tokens);
 }

@@ -42,24 +42,26 @@ void fail(const SharedMemory& memory, Failure failure, Status status) {
 void meet(const SharedMemory& memory, Step step) {
   const auto rank = static_cast<size_t>(memory.rank);
   Meeting& own = meeting(memory, memory.rank);
-  const uint64_t reached = own.barriers + 1;
+  const uint64_t reached = word_of(barrier_of(own.passed) + 1, step);
   const auto tell = [&](uint64_t word) {
     for (int64_t r = 0; r < memory.capacity.ranks; ++r)
       std::atomic_ref(meeting(memory, r).arrived[rank]).store(word, std::memory_order_release);
   };
-  if (own.failure != 0) return tell(own.barriers | kFailedBit);
+  if (own.failure != 0) return tell(own.passed | kFailedBit);
   tell(reached);
   const auto deadline =
       std::chrono::steady_clock::now() + std::chrono::nanoseconds(memory.timeout_ns);
   const Status status{.step = static_cast<int64_t>(step)};
   for (int64_t r = 0; r < memory.capacity.ranks && own.failure == 0; ++r)
     for (;;) {
-      const Word word =
-          read_word(std::atomic_ref(own.arrived[r]).load(std::memory_order_acquire), reached);
+      const uint64_t word = std::atomic_ref(own.arrived[r]).load(std::memory_order_acquire);
+      const Word said = read_word(word, reached);
       Status of_rank = status;
       of_rank.rank = r;
-      if (word == Word::kFailed) fail(memory, Failure::kPeer, of_rank);
-      if (word != Word::kEarlier) break;
+      of_rank.value = static_cast<int64_t>(step_of(word));
+      if (said == Word::kFailed) fail(memory, Failure::kPeer, of_rank);
+      if (said == Word::kElsewhere) fail(memory, Failure::kElsewhere, of_rank);
+      if (said != Word::kEarlier) break;
       if (std::chrono::steady_clock::now() > deadline) {
         fail(memory, Failure::kStalled, of_rank);
         break;
@@ -67,7 +69,7 @@ void meet(const SharedMemory& memory, Step step) {
       std::this_thread::yield();
     }
   if (own.failure != 0) tell(reached | kFailedBit);
-  own.barriers = reached;
+  own.passed = reached;
 }
 
 // The counts of all ranks, as they lie in this rank's memory.
@@ -148,7 +150,8 @@ void exchange_places(const ExchangePlacesArgs& args) {
     }
   }
   mine[experts + ranks] = args.signature;
-  for (int64_t r = 0; r < ranks; ++r)
+  // Not after a failure: a peer may still read the counts of the barrier before.
+  for (int64_t r = 0; r < ranks && failure(memory) == Failure::kNone; ++r)
     std::copy(mine.begin(), mine.end(),
               region<int32_t>(memory, r, at.counts) + memory.rank * counts_of(capacity));
   meet(memory, Step::kCounts);

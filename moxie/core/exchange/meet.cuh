@@ -61,7 +61,7 @@ static_assert(kMaxRanks <= kThreads, "in the barrier each rank has a thread");
 // the others.
 __device__ inline void meet(const Peers& peers, Step step) {
   Meeting& own = peers.meeting(peers.rank);
-  const uint64_t reached = own.barriers + 1;
+  const uint64_t reached = word_of(barrier_of(own.passed) + 1, step);
   const bool failed = own.failure != 0;
   const int r = static_cast<int>(threadIdx.x);
   __threadfence_system();
@@ -70,15 +70,19 @@ __device__ inline void meet(const Peers& peers, Step step) {
     ptx::store_release_system(&peers.meeting(r).arrived[peers.rank], word);
   };
   if (r < peers.ranks) {
-    tell(failed ? own.barriers | kFailedBit : reached);
+    tell(failed ? own.passed | kFailedBit : reached);
     const uint64_t start = ptx::global_time();
+    Status status{.step = static_cast<int64_t>(step), .rank = r};
     for (bool waits = !failed; waits;) {
-      const Word word = read_word(ptx::load_acquire_system(&own.arrived[r]), reached);
-      if (word == Word::kFailed)
-        fail(peers, Failure::kPeer, {.step = static_cast<int64_t>(step), .rank = r});
-      waits = word == Word::kEarlier;
+      const uint64_t word = ptx::load_acquire_system(&own.arrived[r]);
+      const Word said = read_word(word, reached);
+      status.value = static_cast<int64_t>(step_of(word));
+      if (said == Word::kFailed) fail(peers, Failure::kPeer, status);
+      if (said == Word::kElsewhere) fail(peers, Failure::kElsewhere, status);
+      // Once this rank has failed it waits for no other.
+      waits = said == Word::kEarlier && *const_cast<volatile uint64_t*>(&own.failure) == 0;
       if (waits && ptx::global_time() - start > peers.timeout_ns) {
-        fail(peers, Failure::kStalled, {.step = static_cast<int64_t>(step), .rank = r});
+        fail(peers, Failure::kStalled, status);
         waits = false;
       }
     }
@@ -87,7 +91,7 @@ __device__ inline void meet(const Peers& peers, Step step) {
   if (failed) return;
   if (r < peers.ranks && *const_cast<volatile uint64_t*>(&own.failure) != 0)
     tell(reached | kFailedBit);
-  if (threadIdx.x == 0) own.barriers = reached;
+  if (threadIdx.x == 0) own.passed = reached;
 }
 
 struct MeetParams {

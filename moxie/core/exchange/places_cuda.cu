@@ -172,7 +172,8 @@ __global__ __launch_bounds__(kThreads) void meet_kernel(const __grid_constant__ 
   const int fields = static_cast<int>(counts_of(p.peers.capacity));
   scan_pieces(p, s);
   __syncthreads();
-  send_counts(p, s);
+  // Not after a failure: a peer may still read the counts of the barrier before.
+  if (!p.peers.has_failed()) send_counts(p, s);
   meet(p.peers, Step::kCounts);
   const int32_t* const counts = p.peers.own<int32_t>(p.peers.at.counts);
   for (int e = threadIdx.x; e < experts; e += kThreads) {

@@ -22,20 +22,35 @@ struct Capacity {
   int64_t row_bytes = 0;    // the results that a rank leaves for its peers
 };
 
-// The head of the memory, zero at first. A rank counts its barriers; the count it has reached lies
-// at every peer. A rank that has failed counts no further and sets kFailedBit there: peers that are
-// still at an earlier barrier pass it first, and find what it found.
+// Which barrier.
+enum class Step : int32_t { kCounts, kX, kY, kDy, kDx };
+
+// The head of the memory, zero at first. A rank counts its barriers; a word with the count it has
+// reached, and the step it is at, lies at every peer. A rank that has failed counts no further and
+// sets kFailedBit there: peers that are still at an earlier barrier pass it first, and find what it
+// found.
 struct Meeting {
-  uint64_t arrived[kMaxRanks];  // written by the peers
-  uint64_t barriers;            // passed by this rank
+  uint64_t arrived[kMaxRanks];  // words, written by the peers
+  uint64_t passed;              // the word of the last barrier that this rank has passed
   uint64_t failure;             // a Failure, 0 for none; final
 };
 inline constexpr uint64_t kFailedBit = uint64_t{1} << 63;
+inline constexpr int kStepBits = 3;
+constexpr uint64_t word_of(uint64_t barrier, Step step) {
+  return barrier << kStepBits | static_cast<uint64_t>(step);
+}
+constexpr uint64_t barrier_of(uint64_t word) { return (word & ~kFailedBit) >> kStepBits; }
+constexpr Step step_of(uint64_t word) {
+  return static_cast<Step>(word & ((uint64_t{1} << kStepBits) - 1));
+}
 
-// What the word of a peer says to a rank that waits for it.
-enum class Word : uint8_t { kEarlier, kArrived, kFailed };
-constexpr Word read_word(uint64_t word, uint64_t barrier) {
-  if ((word & ~kFailedBit) >= barrier) return Word::kArrived;
+// What the word of a peer says to a rank that waits at a barrier. Ranks that meet at different
+// steps (one went on to its next forward, while the others run backward) must not pass. A word of a
+// later barrier hides the step of this one, but the peer that passed it has seen this rank's word.
+enum class Word : uint8_t { kEarlier, kArrived, kElsewhere, kFailed };
+constexpr Word read_word(uint64_t word, uint64_t own) {
+  if (barrier_of(word) == barrier_of(own) && step_of(word) != step_of(own)) return Word::kElsewhere;
+  if (barrier_of(word) >= barrier_of(own)) return Word::kArrived;
   return word & kFailedBit ? Word::kFailed : Word::kEarlier;
 }
 
@@ -76,9 +91,8 @@ enum class Failure : uint64_t {
   kSignature,  // the call of `rank` differs from that of rank 0
   kStalled,    // `rank` did not come to a barrier in time
   kPeer,       // `rank` had failed
+  kElsewhere,  // `rank` came to the barrier of step `value` instead
 };
-// Which barrier.
-enum class Step : int32_t { kCounts, kX, kY, kDy, kDx };
 
 // Written once, by the first failure, where the host can read it without waiting for the device;
 // `failure` last.

@@ -53,10 +53,13 @@ std::vector<int64_t> exchange_capacity(int64_t ranks, int64_t experts, int64_t d
                     limits.size(), " numbers");
   const Recipe recipe = parse_recipe(recipe_text, kOp);
   const auto element = static_cast<int64_t>(at::elementSize(dtype));
+  // y has the recipe's dtype, dx that of x.
+  const int64_t result =
+      recipe.out ? max(element, static_cast<int64_t>(at::elementSize(*recipe.out))) : element;
   const int64_t token =
       wire == "fp8" ? fp8_row_bytes(dim, recipe.activations.cols) : plain_row_bytes(dim, element);
   // One rank reads its results where they are.
-  return {experts, limits[0], limits[1] * token, ranks > 1 ? limits[0] * dim * element : 0};
+  return {experts, limits[0], limits[1] * token, ranks > 1 ? limits[0] * dim * result : 0};
 }
 
 int64_t exchange_bytes(int64_t ranks, at::IntArrayRef capacity) {
@@ -105,6 +108,11 @@ void check_status(const char* op, const SymmetricArgs& args) {
     case Failure::kStalled:
       TORCH_CHECK(false, op, ": the exchange of ", step, " failed on ", here,
                   "; no word from rank ", rank, " within ", args.timeout_ms, " ms", kAfter);
+    case Failure::kElsewhere:
+      TORCH_CHECK(false, op, ": rank ", rank, " came to the exchange of ",
+                  name_of(static_cast<Step>(value)), " while ", here, " was at that of ", step,
+                  "; every rank must run forward and backward of the same calls in the same order",
+                  kAfter);
     case Failure::kPeer:
       TORCH_CHECK(false, op, ": the exchange of ", step, " failed on ", here, ", because rank ",
                   rank, " has failed", kAfter);
