@@ -45,8 +45,8 @@ int Children::run(const std::string& program, const std::vector<std::string>& ar
     if (number < 0 || number == SIGCHLD) continue;
     // A signal from the terminal (si_code > 0) has reached the child too. One from a process may
     // have been sent to this process alone or to its whole group: it is unknown which. So the child
-    // gets a signal of another kind: if it has this one already, a second of the same kind would end
-    // it at once.
+    // gets a signal of another kind: if it has this one already, a second of the same kind would
+    // end it at once.
     if (info.si_code <= 0 && !interrupted_) ::kill(child, number == SIGTERM ? SIGINT : SIGTERM);
     interrupted_ = true;
   }

@@ -23,9 +23,9 @@ class NotFinite : public std::runtime_error {
 };
 
 struct TrainArgs {
-  Config config;           // config.out names the run's folder
-  const FolderLock& lock;  // lock of the run's folder
-  RunState before = {};    // what the folder holds; its newest checkpoint is resumed
+  Config config;                        // config.out names the run's folder
+  const FolderLock& lock;               // lock of the run's folder
+  RunState before = {};                 // what the folder holds; its newest checkpoint is resumed
   std::optional<Result> finished = {};  // of a run whose steps are all done
   std::string save_weights = {};        // file to write the weights to at the end; empty: none
 };

@@ -31,8 +31,8 @@ constexpr double kInitStd = 0.02;
 // tensors are drawn on the GPU.
 constexpr int64_t kMostFromCpu = 1 << 24;
 
-// Fills a weight with normal random numbers. They are drawn in float32: the dtype of the weight only
-// decides how they are rounded.
+// Fills a weight with normal random numbers. They are drawn in float32: the dtype of the weight
+// only decides how they are rounded.
 void draw(const at::Tensor& weight, double std, const at::Generator& of_cpu) {
   const bool from_cpu = weight.is_cpu() || weight.numel() <= kMostFromCpu;
   const c10::Device device = from_cpu ? c10::Device(c10::kCPU) : weight.device();

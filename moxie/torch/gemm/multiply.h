@@ -13,14 +13,14 @@ namespace moxie::ops {
 struct PassArgs {
   Pass pass;
   PassPlan plan;
-  Quantized a;            // forward x [R, K]; dgrad dy [R, N]; wgrad dy_t [N, R'] in FP8, else dy [R, N]
-  Quantized b;            // w [G, N, K]; w_t [G, K, N], or w; x_t [K, R'], or x [R, K]
-  OptionalTensor offs;    // [G]; absent: one group
-  OptionalTensor bias;    // forward
-  OptionalTensor add_to;  // wgrad: the f32 gradient to add to; absent: a new result
-  Shape out;              // forward [R, N]; dgrad [R, K]; wgrad [G, N, K]
-  at::ScalarType dtype;   // of the result
-  int64_t num_rows = 0;   // R
+  Quantized a;  // forward x [R, K]; dgrad dy [R, N]; wgrad dy_t [N, R'] in FP8, else dy [R, N]
+  Quantized b;  // w [G, N, K]; w_t [G, K, N], or w; x_t [K, R'], or x [R, K]
+  OptionalTensor offs;                // [G]; absent: one group
+  OptionalTensor bias;                // forward
+  OptionalTensor add_to;              // wgrad: the f32 gradient to add to; absent: a new result
+  Shape out;                          // forward [R, N]; dgrad [R, K]; wgrad [G, N, K]
+  at::ScalarType dtype;               // of the result
+  int64_t num_rows = 0;               // R
   Padding padding = Padding::kZeros;  // what the padding of a and b holds, for wgrad in FP8
 
   const Recipe& recipe() const { return plan.recipe; }

@@ -301,7 +301,8 @@ std::string reason(const PlanArgs& args, Why why) {
                                     : "block-scaled tensor cores take multiples of 32") +
              sizes();
     case Why::kSize:
-      return "Hopper's FP8 kernel takes fewer than 2^31 - 1024 rows of x and of w in all, and fewer "
+      return "Hopper's FP8 kernel takes fewer than 2^31 - 1024 rows of x and of w in all, and "
+             "fewer "
              "than 2^30 - 1024 columns" +
              sizes();
     case Why::kGroups:
