@@ -2,7 +2,9 @@
 
 
 def source(report: dict) -> str:
-    return f"`{report['command']}`, commit `{report['commit'][:10]}`."
+    """The command and the commit; the tree may have had changes that were not committed."""
+    changes = " with uncommitted changes" if report.get("modified") else ""
+    return f"`{report['command']}`, commit `{report['commit'][:10]}`{changes}."
 
 
 def about(report: dict) -> str:
