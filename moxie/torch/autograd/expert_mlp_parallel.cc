@@ -59,17 +59,9 @@ Tensor expert_mlp_parallel_kernel(
     const OptionalTensor& main_grad13, const OptionalTensor& main_grad2, std::string_view keep,
     std::optional<at::ScalarType> x_dtype, std::string_view activation, const OptionalTensor& b13,
     const OptionalTensor& b2, std::string_view w13_layout) {
-  const ExpertMlpOptions options{.recipe = recipe,
-                                 .quantized_w13 = quantized_w13,
-                                 .quantized_w2 = quantized_w2,
-                                 .main_grad13 = main_grad13,
-                                 .main_grad2 = main_grad2,
-                                 .keep = keep,
-                                 .x_dtype = x_dtype,
-                                 .activation = activation,
-                                 .b13 = b13,
-                                 .b2 = b2,
-                                 .w13_layout = w13_layout};
+  const ExpertMlpOptions options = mlp::options_of(
+      /*offs=*/{}, recipe, quantized_w13, quantized_w2, main_grad13, main_grad2, /*slot_of=*/{},
+      /*row_of=*/{}, /*top_k=*/1, /*weights=*/{}, keep, x_dtype, activation, b13, b2, w13_layout);
   const ParallelArgs args{x,    w13,    w2, weights, offs, slot_of, row_of, std::string(group),
                           wire, options};
   return with_op(kOp, [&] { return call_parallel<kAutograd>(args); });
