@@ -4,7 +4,8 @@
     bench/families.py [--families mixtral ...] [--steps 40] [--seeds 3] [--slowest 0.5] [--print]
 
 A family whose unconverted step takes longer than `slowest` seconds is not trained: the table names it, and how long it took.
-Losses are means of the last five steps, over the seeds; the scatter is the range of the unconverted model's over the seeds.
+A seed determines the initial weights and the data. Losses are means of the last five steps, over the seeds; the scatter is the
+range of the unconverted model's over the seeds.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def train(family: str, way: str, dtype: torch.dtype, seed: int, steps: int) -> t
     way: "stock", nothing is converted; "seams", quantize_ converts the parameters, and torch's products of them become Moxie's;
     "moxie", the same with moxie's implementation of the experts in transformers' registry.
     """
-    model = hf_families.build(family, dtype)
+    model = hf_families.build(family, dtype, seed=seed)
     if way == "moxie":
         if not model._can_set_experts_implementation():
             raise NoImplementationError
@@ -145,10 +146,10 @@ def main() -> int:
 
     said = (
         f"transformers {transformers.__version__}, torch {torch.__version__.partition('+')[0]}, CPU, mxfp8_rceil, "
-        f"{options.steps} steps, {options.seeds} seeds. The loss is the mean of the last five steps, the scatter its range over "
-        "the seeds. Cells of Moxie: the difference of the loss, and the weights of experts that multiplied (0 of 0: experts that "
-        "are no 3D parameters); takes none: its experts take no implementation. An error in the first column is that of the "
-        "unconverted model as it is built here."
+        f"{options.steps} steps, {options.seeds} seeds, of initial weights and data. The loss is the mean of the last five "
+        "steps, the scatter its range over the seeds. Cells of Moxie: the difference of the loss, and the weights of experts "
+        "that multiplied (0 of 0: experts that are no 3D parameters); takes none: its experts take no implementation. An error "
+        "in the first column is that of the unconverted model as it is built here."
     )
     rows = [row(family, options) for family in options.families]
     lines = [

@@ -108,8 +108,9 @@ class NotBuiltError(Exception):
     """Raised if no config of a family gives a tiny model with experts. The message says why."""
 
 
-def build(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") -> nn.Module:
-    """Builds a tiny model of a family that has experts: its causal language model if there is one, else another of its models."""
+def build(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu", *, seed: int = 0) -> nn.Module:
+    """Builds a tiny model of a family that has experts: its causal language model if there is one, else another of its models.
+    `seed` determines its weights."""
     reasons = []
     for model_type in CONFIG_MAPPING_NAMES:
         if model_type_to_module_name(model_type) != family:
@@ -120,7 +121,7 @@ def build(family: str, dtype: torch.dtype = torch.float32, device: str = "cpu") 
             for mapping in _MAPPINGS:
                 if type(config) in mapping:
                     kind = mapping[type(config)]
-                    torch.manual_seed(0)
+                    torch.manual_seed(seed)
                     with torch.device(device):
                         model = (kind[0] if isinstance(kind, tuple) else kind)(config).to(dtype)
                     if any(re.search(r"expert|linear\.weight|router_gate", name) for name, _ in model.named_parameters()):
