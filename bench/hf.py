@@ -36,6 +36,7 @@ LINES = {
     "moxie bf16": ("moxie", None),
     "seams mxfp8": ("grouped_mm", "mxfp8_rceil_128"),
     "moxie mxfp8": ("moxie", "mxfp8_rceil_128"),
+    "moxie mxfp8, w not kept": ("moxie", "mxfp8_rceil_128:keep_w=false"),
 }
 
 

@@ -24,15 +24,17 @@ import moxie.distributed
 import moxie.nn
 from moxie.distributed import checkpoint
 
+# FSDP2 frees the weights of a block after its forward; with keep_w=false nothing of them stays in another form.
+RECIPE = "mxfp8_rceil:keep_w=false"
 DIM, HIDDEN, EXPERTS, TOP_K, TOKENS = 128, 256, 8, 2, 64
 
 
 class Block(nn.Module):
     def __init__(self):
         super().__init__()
-        self.up = moxie.MXLinear(DIM, 4 * DIM, config="mxfp8_rceil")
+        self.up = moxie.MXLinear(DIM, 4 * DIM, config=RECIPE)
         self.down = nn.Linear(4 * DIM, DIM)
-        self.moe = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, recipe="mxfp8_rceil")
+        self.moe = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, recipe=RECIPE)
 
     def forward(self, x):
         x = x + self.down(nn.functional.silu(self.up(x)))

@@ -70,11 +70,14 @@ void set_field(Recipe& recipe, std::string_view field, std::string_view text, st
     MOXIE_CHECK(text == "auto" || text == "emulated", op,
                 ": recipe field kernels must be auto or emulated, got '", text, "'");
     recipe.kernels = text == "auto" ? Kernels::kAuto : Kernels::kEmulated;
+  } else if (field == "keep_w") {
+    recipe.keep_w = parse_bool(text, op, field);
   } else if (field == "out") {
     recipe.out = parse_out(text, op);
   } else {
     fail(op, ": a recipe has no field '", field,
-         "'; there are rule, activations, weights, wgrad_dy, wgrad_x, wgrad_with_hp, kernels, out");
+         "'; there are rule, activations, weights, wgrad_dy, wgrad_x, wgrad_with_hp, kernels, "
+         "keep_w, out");
   }
 }
 
@@ -154,7 +157,10 @@ std::string to_text(const Recipe& recipe) {
   const std::string out = !recipe.out                 ? "input"
                           : *recipe.out == at::kFloat ? "float32"
                                                       : "bfloat16";
-  const std::string ends = "kernels=" + kernels + ",out=" + out;
+  // Only if it is false, so that the text of a recipe that was saved before this field existed is
+  // still the text of that recipe.
+  const std::string keep_w = recipe.keep_w ? "" : ",keep_w=false";
+  const std::string ends = "kernels=" + kernels + ",out=" + out + keep_w;
   const std::string hp = recipe.wgrad == Wgrad::kHighPrecision ? "true" : "false";
   switch (recipe.scaling) {
     case Scaling::kNone: return (recipe.keeps_dtype ? "identity:" : "bf16:") + ends;

@@ -38,8 +38,10 @@ struct Recipe {
   Block wgrad_x = {32, 1};      // x in wgrad, contracted over rows
   Wgrad wgrad = Wgrad::kQuantized;
   Kernels kernels = Kernels::kAuto;
-  bool keeps_dtype = false;                          // for identity: any dtype, also f64
-  bool scales_too_small = false;                     // for broken_scales: by a factor of 2
+  bool keeps_dtype = false;       // for identity: any dtype, also f64
+  bool scales_too_small = false;  // for broken_scales: by a factor of 2
+  // Whether the form of w that dgrad reads is made in forward and kept; else backward makes it.
+  bool keep_w = true;
   std::optional<at::ScalarType> out = std::nullopt;  // dtype of y; absent: that of x
 
   bool operator==(const Recipe&) const = default;
@@ -57,6 +59,7 @@ struct Recipe {
     f(self.kernels, 1);
     f(self.keeps_dtype, 1);
     f(self.scales_too_small, 1);
+    f(self.keep_w, 1);
     Out out = out_of(self.out);
     f(out, 2);
     if constexpr (!std::is_const_v<Self>) self.out = dtype_of(out);

@@ -26,6 +26,8 @@ class Recipe:
     - `wgrad_dy`, `wgrad_x`: the blocks of dy and x in wgrad. `wgrad_with_hp`: wgrad uses dy and x in bf16 instead.
     - `kernels`: auto (the fastest kernels of the device), or emulated (decodes FP8 to bf16, then uses torch's bf16 product).
     - `out`: the dtype of y: bfloat16, float32, or input for the dtype of x.
+    - `keep_w`: whether forward makes the form of w that dgrad reads and keeps it, a byte per weight. If False, backward makes it
+      from w. Results are the same.
 
     >>> recipe = moxie.Recipe.from_name("mxfp8_rceil_128")
     >>> recipe.weights, recipe.wgrad_x
@@ -43,6 +45,7 @@ class Recipe:
     wgrad_with_hp: bool = False
     kernels: Literal["auto", "emulated"] = "auto"
     out: Literal["input", "bfloat16", "float32"] = "input"
+    keep_w: bool = True
 
     def __post_init__(self):
         if self.scaling not in _PREFIX:
@@ -58,8 +61,7 @@ class Recipe:
         """
         prefix, _, rest = _ops._recipe(text).partition(":")
         fields: dict[str, Any] = dict(field.split("=") for field in rest.split(","))
-        if "wgrad_with_hp" in fields:
-            fields["wgrad_with_hp"] = fields["wgrad_with_hp"] == "true"
+        fields |= {name: fields[name] == "true" for name in ("wgrad_with_hp", "keep_w") if name in fields}
         scaling: Any = {prefix: scaling for scaling, prefix in _PREFIX.items()}.get(prefix)
         if scaling is None:
             raise ValueError(f"Recipe.from_name: there is no recipe {text!r}; there are {', '.join(_ops._recipe_names())}")
@@ -70,6 +72,8 @@ class Recipe:
         fields: dict[str, str] = {"kernels": self.kernels, "out": self.out}
         if self.scaling != "none" or self.wgrad_with_hp:
             fields["wgrad_with_hp"] = str(self.wgrad_with_hp).lower()
+        if not self.keep_w:
+            fields["keep_w"] = "false"
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         for name in _BLOCK_FIELDS:
             if self.scaling == "block" or getattr(self, name) != defaults[name]:

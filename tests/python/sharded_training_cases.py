@@ -18,7 +18,7 @@ import moxie
 import moxie.distributed
 import moxie.nn
 from ranks import World
-from sharded_models import Model, loss_of_rank, mesh_of, shard
+from sharded_models import D, E, F, Model, assert_close, gradients, loss_of_rank, mesh_of, shard
 
 STEPS = 10
 
@@ -106,6 +106,25 @@ def ten_steps_of_fsdp_over_tensor_parallelism(world: World) -> None:
     shard(model, mesh["dp"], within=(moxie.nn.MoE,))
     rank = mesh["dp"].get_local_rank()
     assert_near(losses(model, range(rank, rank + 1), mean_over_ranks=True), wanted)
+
+
+def weights_that_are_not_kept_are_freed_between_forward_and_backward(world: World) -> None:
+    """After forward FSDP2 frees the weights that it gathered. With keep_w=false backward reads the weight alone, which FSDP2 then
+    gathers again; otherwise the FP8 form for dgrad stays in memory, for every layer of the model."""
+    mesh = mesh_of(world.size, names=("dp",))
+    found, held = [], []
+    for recipe in ("mxfp8_rceil_128", "mxfp8_rceil_128:keep_w=false"):
+        torch.manual_seed(8)
+        model = shard(Model(recipe=recipe), mesh, within=(moxie.nn.GroupedExperts, moxie.MXLinear))
+        saved: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            loss = loss_of_rank(model, world.rank)
+        of_experts = [t for t in saved if t.dim() == 3 and t.shape[0] == E]
+        held.append(sum(t.untyped_storage().nbytes() for t in of_experts if t.dtype in (torch.bfloat16, torch.float8_e4m3fn)))
+        loss.backward()
+        found.append(gradients(model))
+    assert held == [E * 3 * F * D, 0], held
+    assert_close(found[1], found[0], float("inf"))
 
 
 # ---- selective checkpointing ------------------------------------------------------------------------------------------------

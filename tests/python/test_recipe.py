@@ -35,7 +35,7 @@ def test_these_are_the_presets():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_says_what_it_quantizes(name):
     recipe = moxie.Recipe.from_name(name)
-    assert dataclasses.astuple(recipe) == (*PRESETS[name], "input")
+    assert dataclasses.astuple(recipe) == (*PRESETS[name], "input", True)
 
 
 def test_presets_that_are_the_same_recipe_are_equal():
@@ -63,11 +63,12 @@ def all_legal():
         yield from ({"wgrad_with_hp": hp, **ends}, {"scaling": "row", "wgrad_with_hp": hp, **ends})
         if not hp:
             yield {"scaling": "none", **ends}
+    yield from ({"scaling": scaling, "keep_w": False} for scaling in ("none", "row", "block"))
 
 
 def test_every_legal_recipe_survives_its_text():
     fields = list(all_legal())
-    assert len(fields) == 4 * 2 * 5 * 13 + 12 + 12 + 6
+    assert len(fields) == 4 * 2 * 5 * 13 + 12 + 12 + 6 + 3
     for chosen in fields:
         recipe = moxie.Recipe(**chosen)
         assert moxie.Recipe.from_name(str(recipe)) == recipe
@@ -85,6 +86,7 @@ def test_every_legal_recipe_survives_its_text():
         ("mxfp8_rceil:rule=even,rule=floor", "mxfp8_floor"),
         ("mxfp8_rceil:wgrad_with_hp=true", "mxfp8_rceil_wgrad_with_hp"),
         ("mxfp8_rceil:", "mxfp8_rceil"),
+        ("mxfp8_rceil:keep_w=false,keep_w=true", "mxfp8_rceil"),
     ),
 )
 def test_fields_after_a_name_change_it(text, same):
@@ -114,6 +116,7 @@ BAD_TEXTS = [
     ("MXFP8_RCEIL", "there is no recipe 'MXFP8_RCEIL'"),
     ("mxfp8_rceil:rule", "fields are written name=value, got 'rule'"),
     ("mxfp8_rceil:colour=red", "a recipe has no field 'colour'; there are rule, activations,"),
+    ("mxfp8_rceil:keep_w=no", "recipe field keep_w must be true or false, got 'no'"),
     ("mxfp8_rceil:rule=round", "rule must be one of rceil, floor, ceil, even, got 'round'"),
     ("mxfp8_rceil:weights=64x64", "recipe field weights must be one of 1x32,", "got '64x64'"),
     ("mxfp8_rceil:activations=32x32", "activations must be one row tall (1x32 or 1x128)", "got 32x32"),

@@ -186,10 +186,32 @@ TEST(Layout, AGemmHasItsOwn) {
     EXPECT_EQ(layout(recipe), ScaleLayout::kSwizzled) << recipe;
 }
 
+TEST(Plan, OfWItKeepsTheFormForDgradOrWItselfAndOnlyIfDxIsNeeded) {
+  const auto kept = [](std::string_view text, bool needs_dx, bool cached) {
+    const Recipe recipe = parse_recipe(text, "test");
+    return decide({.recipe = recipe,
+                   .device = c10::kCPU,
+                   .rows = 64,
+                   .groups = 2,
+                   .n = 96,
+                   .k = 64,
+                   .needs_dx = needs_dx,
+                   .cached_w = cached})
+        .kept_w;
+  };
+  for (const bool cached : {false, true}) {
+    EXPECT_EQ(kept("mxfp8_rceil_128", true, cached), KeptW::kTransposed);
+    EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", false, cached), KeptW::kNothing);
+  }
+  EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", true, false), KeptW::kItself);
+  EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", true, true), KeptW::kTransposed);
+}
+
 TEST(Packed, EveryRecipeComesBackFromItsInteger) {
   std::vector<std::string> texts = recipe_names();
   for (const char* more :
        {"identity", "broken_scales", "bf16:out=float32", "fp8_rowwise:wgrad_with_hp=true",
+        "mxfp8_rceil_128:keep_w=false",
         "mxfp8_rceil:rule=even,activations=1x128,weights=128x32,kernels=emulated,out=bfloat16"})
     texts.emplace_back(more);
   std::set<int64_t> integers;

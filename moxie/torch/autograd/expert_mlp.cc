@@ -84,7 +84,7 @@ Steps run_forward(const Args& args, const Call& call, TokenPath& path) {
 }
 
 // The tensors that backward reads, in the order of Saved.
-variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs) {
+variable_list saved_of(const Steps& steps, const Args& args, const Call& call, const Needs& needs) {
   variable_list saved(kSavedCount);
   const auto keep = [&](const Quantized& part, size_t at) {
     saved[at] = part.data;
@@ -98,8 +98,10 @@ variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs)
     keep({made[0], made[1]}, kSavedH);
   }
   if (call.options.b2 && needs.weights) saved[kSavedB2] = *call.options.b2;
-  keep(steps.up.saved.w_t, kSavedW13);
-  keep(steps.down.saved.w_t, kSavedW2);
+  keep(steps.up.saved.w, kSavedW13);
+  keep(steps.down.saved.w, kSavedW2);
+  // The caller's w13, and not a copy of it whose rows are concatenated.
+  if (call.plan.up.kept_w == KeptW::kItself) saved[kSavedW13] = args.w13;
   return saved;
 }
 
@@ -107,6 +109,19 @@ variable_list saved_of(const Steps& steps, const Call& call, const Needs& needs)
 Quantized take(variable_list& saved, size_t at) {
   const OptionalTensor scale = defined(saved[at + 1]);
   return {std::move(saved[at]), scale};
+}
+
+// Takes the saved w13 or w2 out of the list, in the form that dgrad reads. w2 is always
+// "concatenated".
+Quantized take_w(variable_list& saved, size_t at, const Plan& plan, W13Layout layout,
+                 const SavedMemory& memory) {
+  Quantized w = take(saved, at);
+  if (plan.kept_w != KeptW::kItself) return w;
+  const bool interleaved = layout == W13Layout::kInterleaved;
+  const Quantized form =
+      dgrad_weights(plan, {interleaved ? concatenated(w.data) : w.data, std::nullopt});
+  memory.release(w.data);
+  return form;
 }
 
 Tensor take_h(variable_list& saved, at::ScalarType dtype, const SavedMemory& memory) {
@@ -155,7 +170,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const Steps steps = run_forward({x, w13, w2, options}, *call, *path);
     auto& data = ctx->saved_data;
     if (needs->any()) {
-      variable_list saved = saved_of(steps, *call, *needs);
+      variable_list saved = saved_of(steps, {x, w13, w2, options}, *call, *needs);
       path->save(*needs, saved, data);
       ctx->save_for_backward(std::move(saved));
     }
@@ -220,7 +235,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     TokenPath::Dy dy_rows = path->dy_to_experts(plan2, dy, need_of_dy(needs.da(), needs.w2));
     Tensor da;
     if (needs.da()) {
-      Quantized w2_t = take(saved, kSavedW2);
+      Quantized w2_t = take_w(saved, kSavedW2, plan2, W13Layout::kConcatenated, memory);
       da = linear_dgrad(dy_rows.dgrad, dy_rows.forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
       dy_rows.forms.rowwise = {};
       memory.release(w2_t.data);
@@ -259,7 +274,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     if (needs.b2) out[kB2] = path->sum_over_ranks(b2_gradient(of_b2)).to(dtype_of("b2_dtype"));
     TokenPath::Grads of_rows{{}, needs.weights ? of_h.dweights : Tensor()};
     if (needs.x) {
-      Quantized w13_t = take(saved, kSavedW13);
+      Quantized w13_t = take_w(saved, kSavedW13, plan13, layout, memory);
       of_rows.x = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
       of_h.dh.rowwise = {};
       memory.release(w13_t.data);

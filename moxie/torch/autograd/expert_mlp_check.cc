@@ -106,7 +106,11 @@ Call checked_call(const Args& args, const Needs& needs) {
   up_args.y = recipe.out.value_or(up_args.x);
   if (layout == W13Layout::kInterleaved) up_args.adds_to_main_grad = false;
   // h has as many rows as x, so x gives the number of rows here.
-  const LinearArgs down{.x = x, .w = w2, .offs = options.offs, .top_k = options.top_k};
+  const LinearArgs down{.x = x,
+                        .w = w2,
+                        .offs = options.offs,
+                        .quantized_w = options.quantized_w2,
+                        .top_k = options.top_k};
   PlanArgs down_args =
       plan_args(recipe, down, {.dx = needs.da(), .dw = needs.w2, .main_grad = options.main_grad2});
   down_args.x = down_args.dx = up_args.y;

@@ -101,7 +101,8 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
                    .dx = x,
                    .dw = args.w.scalar_type(),
                    .needs_dx = needs.dx,
-                   .needs_dw = needs.dw};
+                   .needs_dw = needs.dw,
+                   .cached_w = args.quantized_w.has_value()};
   if (needs.main_grad) {
     problem.dw = needs.main_grad->scalar_type();
     // The wgrad op adds to main_grad itself, except in two cases, where an op of its own adds: in a
@@ -149,7 +150,8 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
     w = {{args.quantized_w->at(0), args.quantized_w->at(1)},
          {args.quantized_w->at(2), args.quantized_w->at(3)}};
   else
-    w = quantize_weights(plan, args.w, plan.keeps_w_t ? Need::kBoth : Need::kRowwise);
+    w = quantize_weights(plan, args.w,
+                         plan.kept_w == KeptW::kTransposed ? Need::kBoth : Need::kRowwise);
   LinearStep step;
   const auto dtype = args.dtype.value_or(plan.recipe.out.value_or(args.x.scalar_type()));
   step.y = packed::grouped_mm(x.rowwise.data, x.rowwise.scale, w.rowwise.data, w.rowwise.scale,
@@ -158,8 +160,14 @@ LinearStep linear_forward(const Plan& plan, const LinearArgs& args) {
     step.saved.x = {args.mx->qdata, args.mx->scale};
   else if (plan.kept_x != KeptX::kNothing)
     step.saved.x = x.colwise;
-  if (plan.keeps_w_t) step.saved.w_t = w.colwise;
+  if (plan.kept_w == KeptW::kTransposed) step.saved.w = w.colwise;
+  if (plan.kept_w == KeptW::kItself) step.saved.w = {args.w, {}};
   return step;
+}
+
+Quantized dgrad_weights(const Plan& plan, const Quantized& saved) {
+  if (plan.kept_w != KeptW::kItself) return saved;
+  return quantize_weights(plan, saved.data, Need::kColwise).colwise;
 }
 
 Tensor linear_dgrad(const Plan& plan, const Quantized& dy, const Quantized& w_t,
@@ -194,7 +202,8 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
   const Need need = need_of_dy(args.needs_dx, args.needs_dw);
   const QuantizedForms dy = quantize_tokens({plan, args.offs, Role::kDy, need}, args.dy);
   if (args.needs_dx)
-    grads.dx = linear_dgrad(plan, dy.rowwise, args.saved.w_t, args.offs, args.x_dtype);
+    grads.dx =
+        linear_dgrad(plan, dy.rowwise, dgrad_weights(plan, args.saved.w), args.offs, args.x_dtype);
   if (!args.needs_dw) return grads;
   Quantized x = args.saved.x;
   if (plan.kept_x == KeptX::kQuantizedX) x = colwise_of_quantized_x(plan, x, args.offs);
@@ -208,7 +217,7 @@ LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args) {
 }
 
 void pack_saved(torch::autograd::variable_list& list, const LinearSaved& saved) {
-  for (const Quantized* form : {&saved.x, &saved.w_t}) {
+  for (const Quantized* form : {&saved.x, &saved.w}) {
     list.push_back(form->data);
     list.push_back(form->scale.value_or(Tensor()));
   }

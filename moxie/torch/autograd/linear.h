@@ -54,10 +54,9 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
 // Sets the plan's fields that depend on quantized_w; throws if its tensors do not fit the plan.
 void take_quantized_w(Plan& plan, const WeightArgs& args);
 
-// The operands saved for backward: x in the form that plan.kept_x names, and the form of w that
-// dgrad contracts.
+// The operands saved for backward: x and w in the forms that plan.kept_x and plan.kept_w name.
 struct LinearSaved {
-  Quantized x, w_t;
+  Quantized x, w;
 };
 
 struct LinearStep {
@@ -82,6 +81,9 @@ struct LinearGrads {
 };
 
 LinearGrads linear_backward(const Plan& plan, const LinearGradArgs& args);
+
+// The form of w that dgrad contracts, from what forward saved.
+Quantized dgrad_weights(const Plan& plan, const Quantized& saved);
 
 // need_of_dy() says which forms of dy the gradients need; linear_dgrad() and linear_wgrad() compute
 // them one at a time, from operands that are quantized already.

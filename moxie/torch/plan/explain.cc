@@ -40,12 +40,12 @@ int64_t x_bytes(const Plan& plan, const ExplainArgs& args) {
 }
 
 int64_t w_bytes(const Plan& plan, const ExplainArgs& args) {
-  if (!plan.keeps_w_t) return 0;
+  if (plan.kept_w != KeptW::kTransposed) return 0;  // the model keeps w itself anyway
   const Shape w{args.groups.value_or(1), args.n, args.k};
   if (plan.recipe.quantizes())
     return bytes_of(plan.recipe, w, {}, form_of_b(plan.recipe, Pass::kDgrad), plan.layout);
   const bool as_it_is = plan.recipe.keeps_dtype || args.w == at::kBFloat16;
-  return as_it_is ? 0 : elements(w) * 2;  // the model keeps w itself anyway
+  return as_it_is ? 0 : elements(w) * 2;
 }
 
 std::string dtype_text(at::ScalarType dtype) {

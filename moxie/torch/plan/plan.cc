@@ -156,10 +156,16 @@ ScaleLayout layout_of(const PlanArgs& args, Kernel forward) {
   return on_gpu ? if_blocks_of(kMxBlock, ScaleLayout::kSwizzled) : ScaleLayout::kPlain;
 }
 
-KeptX kept_of(const PlanArgs& args) {
+KeptX kept_x_of(const PlanArgs& args) {
   if (!args.needs_dw) return KeptX::kNothing;
   if (args.quantized_x) return KeptX::kQuantizedX;
   return args.recipe.quantizes_wgrad() ? KeptX::kColwise : KeptX::kHighPrecision;
+}
+
+KeptW kept_w_of(const PlanArgs& args) {
+  if (!args.needs_dx) return KeptW::kNothing;
+  // A cache has both forms already.
+  return args.recipe.keep_w || args.cached_w ? KeptW::kTransposed : KeptW::kItself;
 }
 
 void warn_once_if_slower(const PlanArgs& args, Why why) {
@@ -202,8 +208,8 @@ Plan decide(const PlanArgs& args) {
   const auto as_it_came = swizzles ? ScaleLayout::kSwizzled : ScaleLayout::kPlain;
   plan.x_layout = args.quantized_x ? as_it_came : plan.layout;
   plan.w_layout = plan.layout;
-  plan.kept_x = kept_of(args);
-  plan.keeps_w_t = args.needs_dx;
+  plan.kept_x = kept_x_of(args);
+  plan.kept_w = kept_w_of(args);
   plan.quantized_x = args.quantized_x;
   // On a GPU, fused ops pay only for bf16: for f32, a fused kernel is no faster than two ops.
   plan.fuses = args.recipe.scaling == Scaling::kBlock && !args.recipe.scales_too_small &&

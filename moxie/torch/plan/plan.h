@@ -57,6 +57,15 @@ enum class KeptX : uint8_t {
   kQuantizedX,     // an x that the caller quantized: kept as it is, requantized in backward
 };
 
+// The form in which w is kept for dgrad.
+enum class KeptW : uint8_t {
+  kNothing,
+  kTransposed,  // as dgrad reads it
+  kItself,      // w, from which backward makes the form that dgrad reads
+};
+template <>
+inline constexpr uint64_t kNumValues<KeptW> = 3;
+
 // The inputs of a plan: everything that decides how one grouped linear, y = x w^T, is computed.
 struct PlanArgs {
   const Recipe& recipe;
@@ -67,6 +76,7 @@ struct PlanArgs {
   at::ScalarType y = at::kBFloat16, dx = at::kBFloat16, dw = at::kBFloat16;  // results
   bool needs_dx = false, needs_dw = false;
   bool adds_to_main_grad = false;
+  bool cached_w = false;                            // whether the caller quantized w
   std::optional<Block> quantized_x = std::nullopt;  // the block of x, if the caller quantized it
 };
 
@@ -78,7 +88,7 @@ struct Plan {
   ScaleLayout x_layout = ScaleLayout::kPlain;  // of x rowwise; differs if the caller quantized x
   ScaleLayout w_layout = ScaleLayout::kPlain;
   KeptX kept_x = KeptX::kNothing;
-  bool keeps_w_t = false;
+  KeptW kept_w = KeptW::kNothing;
   std::optional<Block> quantized_x = std::nullopt;
   bool fuses = false;  // whether to quantize in the ops that are fused with swiglu and permute
 
@@ -93,7 +103,7 @@ struct Plan {
     f(self.x_layout, 2);
     f(self.w_layout, 2);
     f(self.kept_x, 2);
-    f(self.keeps_w_t, 1);
+    f(self.kept_w, 2);
     f(self.quantized_x);
     f(self.fuses, 1);
   }
