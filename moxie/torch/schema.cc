@@ -193,9 +193,10 @@ TORCH_LIBRARY(moxie, m) {
       "Tensor? main_grad13=None, Tensor? main_grad2=None, str keep='h', "
       "ScalarType? x_dtype=None, str activation='swiglu', Tensor? b13=None, Tensor? b2=None, "
       "str w13_layout='concatenated') -> Tensor y");
-  // What a layer needs of shared memory: experts, rows, bytes of tokens, bytes of rows
+  // What a layer needs of shared memory: experts, rows, and bytes of tokens, of rows and of an
+  // expert's bias. bias: whether the experts have one
   def("_exchange_capacity(int ranks, int experts, int dim, int[] limits, ScalarType dtype, *, "
-      "str recipe, str wire) -> int[]");
+      "str recipe, str wire, bool bias) -> int[]");
   // The bytes of memory with that capacity
   def("_exchange_bytes(int ranks, int[] capacity) -> int");
   // Raises if the exchange has failed; does not wait for the device.

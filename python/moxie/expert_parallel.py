@@ -82,8 +82,7 @@ def join(group: Any, settings: Mapping[str, Any]) -> Member:
         if wire not in (None, "fp8", "unquantized"):
             raise ValueError(f"MoE: wire must be fp8 or unquantized, got {wire!r}")
         check_wire(wire, settings["recipe"])
-        if parse_engine(settings.get("engine")) is not None and settings.get("bias", False):
-            raise ValueError("MoE: engine symmetric takes experts without bias; the engine c10d takes both")
+        parse_engine(settings.get("engine"))
         if settings.get("collect_stats", False):
             raise ValueError("MoE: collect_stats must be False over a group, got True")
         dtype = settings.get("dtype") or torch.get_default_dtype()
@@ -202,7 +201,7 @@ class ParallelExperts(GroupedExperts):
         """Returns this layer's place in shared memory. The first call makes it, on all ranks together."""
         assert self.symmetric is not None
         dim = self._as_taken(self.w13).shape[-1]
-        sizes = Sizes(self.member.size, self.num_experts, dim, top_k, self.recipe, self.wire, x.dtype)
+        sizes = Sizes(self.member.size, self.num_experts, dim, top_k, self.recipe, self.wire, x.dtype, self.b2 is not None)
         alone = self.member.size == 1 and self.symmetric.max_rows is None and self.symmetric.max_tokens is None
         # Without asking the other ranks if there is room: where only this rank has changed, GPUs find that calls differ.
         if self._place is not None and self._place.sizes != sizes and self._place.holds(sizes):

@@ -59,6 +59,7 @@ class Sizes(NamedTuple):
     recipe: str
     wire: str
     dtype: torch.dtype
+    bias: bool
 
 
 def limits_of(engine: Symmetric, sizes: Sizes, tokens: int) -> tuple[int, int]:
@@ -104,8 +105,8 @@ class Place:
 
 
 def capacity_of(sizes: Sizes, limits: tuple[int, int]) -> list[int]:
-    ranks, experts, dim, _, recipe, wire, dtype = sizes
-    return list(_ops._exchange_capacity(ranks, experts, dim, list(limits), dtype, recipe=recipe, wire=wire))
+    ranks, experts, dim, _, recipe, wire, dtype, bias = sizes
+    return list(_ops._exchange_capacity(ranks, experts, dim, list(limits), dtype, recipe=recipe, wire=wire, bias=bias))
 
 
 def place_of(member: Any, engine: Symmetric, sizes: Sizes, x: Tensor) -> Place:

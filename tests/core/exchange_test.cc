@@ -153,7 +153,8 @@ struct World {
                 .experts = sizes.experts,
                 .rows = limits.rows,
                 .token_bytes = limits.tokens * wire_row_bytes(sizes.dim * 4, kScaleBytes),
-                .row_bytes = limits.rows * sizes.dim * 4};
+                .row_bytes = limits.rows * sizes.dim * 4,
+                .bias_bytes = sizes.dim * 4};
     std::array<std::byte*, kMaxRanks> base{};
     for (int64_t r = 0; r < sizes.ranks(); ++r) {
       base[r] = memory.make<std::byte>(regions_of(capacity).bytes);
@@ -238,6 +239,19 @@ struct World {
                  .row_token = View<const int32_t>{own.row_token.data, own.row_token.shape},
                  .rows = as_bytes(own.rows, own.row_scale)},
                 exec);
+  }
+  // The experts' b2, two bytes an element, and sums go around with the tokens of backward.
+  void exchange_bias(int64_t r, const View<const std::byte>& b2, const View<const float>& sums,
+                     const View<std::byte>& all_b2, const View<float>& all_sums, const Exec& exec) {
+    Rank& own = ranks[r];
+    send_bias({.memory = own.memory, .b2 = b2, .sums = sums}, exec);
+    send_tokens({.memory = own.memory,
+                 .limits = limits,
+                 .tokens = as_bytes(own.x, own.scale),
+                 .slots = {own.slots.data, own.slots.shape},
+                 .step = Step::kDy},
+                exec);
+    receive_bias({.memory = own.memory, .b2 = all_b2, .sums = all_sums}, exec);
   }
   // What came as tokens goes back as rows, with the weight of a row as its value.
   void combine_all(int64_t r, const Exec& exec) {
@@ -363,6 +377,70 @@ TEST(Exchange, TooManyRowsOrTokensFailOnEveryRankAndResultsAreNan) {
     }
 }
 
+// Each rank's b2 and sums say whose they are; `first` lets exchanges differ. Returns whether every
+// rank has received what it should, or NaN everywhere.
+bool bias_arrives(World& world, Backend backend, Memory& memory, int first, bool expects_nan) {
+  const int64_t ranks = world.sizes.ranks(), experts = world.sizes.experts, local = experts / ranks;
+  const int64_t dim = world.sizes.dim, bytes = 2 * dim;
+  const auto b2_at = [&](int64_t expert, int64_t i) { return (first + expert * 7 + i) % 251; };
+  const auto sum_at = [&](int64_t rank, int64_t expert, int64_t d) {
+    return static_cast<float>(first + rank * 1000 + expert * 100 + d);
+  };
+  std::vector<View<std::byte>> b2, all_b2;
+  std::vector<View<float>> sums, all_sums;
+  for (int64_t r = 0; r < ranks; ++r) {
+    b2.push_back({memory.make<std::byte>(local * bytes), {local, bytes}});
+    sums.push_back({memory.make<float>(experts * dim), {experts, dim}});
+    all_b2.push_back({memory.make<std::byte>(experts * bytes), {experts, bytes}});
+    all_sums.push_back({memory.make<float>(experts * dim), {experts, dim}});
+    for (int64_t i = 0; i < local * bytes; ++i)
+      b2[r].data[i] = static_cast<std::byte>(b2_at(r * local + i / bytes, i % bytes));
+    for (int64_t i = 0; i < experts * dim; ++i) sums[r].data[i] = sum_at(r, i / dim, i % dim);
+  }
+  each_rank(backend, ranks, [&](int64_t r, const Exec& exec) {
+    world.exchange_bias(r, {b2[r].data, b2[r].shape}, {sums[r].data, sums[r].shape}, all_b2[r],
+                        all_sums[r], exec);
+    world.combine_all(r, exec);  // behind its barrier peers have read
+  });
+  bool arrived = true;
+  for (int64_t r = 0; r < ranks; ++r) {
+    for (int64_t i = 0; i < experts * bytes; ++i)
+      arrived &= static_cast<int64_t>(all_b2[r].data[i]) ==
+                 (expects_nan ? 0xff : b2_at(i / bytes, i % bytes));
+    for (int64_t i = 0; i < experts * dim; ++i) {
+      const float have = all_sums[r].data[i];
+      const int64_t from = i / dim / local, expert = r * local + i / dim % local;
+      arrived &= expects_nan ? std::isnan(have) : have == sum_at(from, expert, i % dim);
+    }
+  }
+  return arrived;
+}
+
+TEST(Exchange, BiasesAndTheirSumsGoToEveryRank) {
+  for (const Backend backend : backends())
+    for (const auto& tokens : kWorlds) {
+      const Sizes sizes{.tokens = tokens, .dim = 13};
+      const int64_t all = sizes.all_tokens();
+      World world(sizes, backend, {.rows = all * sizes.top_k + 8, .tokens = all}, 6);
+      Memory memory(backend);
+      each_rank(backend, sizes.ranks(), [&](int64_t r, const Exec& exec) {
+        world.dispatch(r, exec);
+        world.combine_all(r, exec);
+      });
+      for (int first = 0; first < 3; ++first)
+        EXPECT_TRUE(bias_arrives(world, backend, memory, first, /*expects_nan=*/false));
+    }
+}
+
+TEST(Exchange, AfterAFailureBiasesAreNan) {
+  for (const Backend backend : backends()) {
+    World world({.tokens = {40, 50}}, backend, {.rows = 100, .tokens = 90}, 3);
+    Memory memory(backend);
+    each_rank(backend, 2, [&](int64_t r, const Exec& exec) { world.dispatch(r, exec); });
+    EXPECT_TRUE(bias_arrives(world, backend, memory, 0, /*expects_nan=*/true));
+  }
+}
+
 TEST(Exchange, ARankThatDoesNotComeIsNamed) {
   for (const Backend backend : backends()) {
     const Sizes sizes{.tokens = {4, 4}};
@@ -395,6 +473,13 @@ TEST(Exchange, RefusesSizesThatDoNotFit) {
   world.limits.rows = 12;
   world.ranks[0].offs.data[sizes.experts - 1] = 11;
   EXPECT_THROW(world.dispatch(0, {.backend = Backend::kRef}), Error);
+  std::vector<float> sums(sizes.experts * 41);
+  const SharedMemory& memory = world.ranks[0].memory;
+  for (const Shape& shape : {Shape{sizes.experts, 41}, Shape{sizes.experts - 1, 40}})
+    EXPECT_THROW(
+        send_bias({.memory = memory, .b2 = {nullptr, {0, 0}}, .sums = {sums.data(), shape}},
+                  {.backend = Backend::kRef}),
+        Error);
 }
 
 }  // namespace

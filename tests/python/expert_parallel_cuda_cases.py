@@ -58,11 +58,15 @@ def experts_of(of: Problem, rank: int, size: int, wire: str, engine) -> Parallel
         recipe=of.recipe,
         device="cuda",
         dtype=of.x.dtype,
+        bias=of.b2 is not None,
     )
     mine = share_of_experts(of, size, rank)
     with torch.no_grad():
         layer.w13.copy_(of.w13[mine])
         layer.w2.copy_(of.w2[mine])
+        if of.b2 is not None:
+            layer.b13.copy_(of.b13[mine])
+            layer.b2.copy_(of.b2[mine])
     return layer
 
 
@@ -84,10 +88,15 @@ def call(layer: ParallelExperts, x, weights, ids):
 def step(layer: ParallelExperts, of: Problem, mine: slice) -> Grads:
     x, weights = leaves(of.x[mine], of.weights[mine])
     ids, dy = of.ids[mine], of.dy[mine]
-    layer.w13.grad = layer.w2.grad = None
+    layer.zero_grad()
     y = call(layer, x, weights, ids)
     y.backward(dy)
-    return Grads(y.detach(), x.grad, weights.grad, layer.w13.grad, layer.w2.grad)
+    return grads_of(layer, y, x, weights)
+
+
+def grads_of(layer: ParallelExperts, y, x, weights) -> Grads:
+    bias = () if layer.b2 is None else (layer.b13.grad, layer.b2.grad)
+    return Grads(y.detach(), x.grad, weights.grad, layer.w13.grad, layer.w2.grad, *bias)
 
 
 def decibels(actual: torch.Tensor, expected: torch.Tensor) -> float:
@@ -131,8 +140,12 @@ def exactness(recipe, wire, kind, rank, size):
     db = 80.0 if kind == "heavy_tailed" else 90.0  # a rank with few rows of an expert has less; 97 dB was seen
     compare(of, actual, expected, mine, experts, wire, db)
     other = step(experts_of(of, rank, size, wire, "c10d"), of, mine)
-    for name in ("y", "x", "weights", "w13", "w2"):
-        assert torch.equal(getattr(actual, name), getattr(other, name)), f"{name} is not that of the engine c10d"
+    are_equal(actual, other)
+
+
+def are_equal(actual: Grads, of_c10d: Grads) -> None:
+    for name, have in vars(actual).items():
+        assert have is None or torch.equal(have, getattr(of_c10d, name)), f"{name} is not that of the engine c10d"
 
 
 for _recipe, _wires in WIRES.items():
@@ -142,6 +155,27 @@ for _recipe, _wires in WIRES.items():
                 lambda rank, size, of=(_recipe, _wire, _kind): exactness(*of, rank, size),
                 f"the_bits_are_those_of_one_process_{_recipe}_{_wire}_{_kind}",
             )
+
+
+@case
+def biases_have_the_bits_of_the_engine_c10d(rank, size):
+    torch.manual_seed(8)
+    counts = [TOKENS + 8 * i for i in range(size)]
+    for recipe, dtype in (("mxfp8_rceil_128", torch.bfloat16), ("bf16", torch.bfloat16), ("mxfp8_rceil", torch.float32)):
+        of = make(sum(counts), recipe=recipe, bias=True, dtype=dtype)
+        wire = WIRES[recipe][0]
+        mine, experts = share_of_tokens(rank, counts), share_of_experts(of, size, rank)
+        layer = experts_of(of, rank, size, wire, Symmetric(max_rows=sum(counts) * of.top_k, timeout=TIMEOUT))
+        step(layer, of, mine)  # makes the memory
+        torch.cuda.synchronize()
+        with no_waiting():
+            actual = step(layer, of, mine)
+        layer.check()
+        expected = one_process(of)
+        for name, rows in (("y", mine), ("x", mine), ("b13", experts)):
+            have, want = getattr(actual, name), getattr(expected, name)[rows]
+            assert torch.equal(have, want), f"{name} of {recipe} differs: {decibels(have, want)} dB"
+        are_equal(actual, step(experts_of(of, rank, size, wire, "c10d"), of, mine))
 
 
 @case
@@ -169,10 +203,11 @@ def a_graph_replays_with_changing_routing(rank, size):
     ids, dy = first.ids[mine].clone(), first.dy[mine].clone()
 
     def forward_and_backward():
-        x.grad = weights.grad = layer.w13.grad = layer.w2.grad = None
+        x.grad = weights.grad = None
+        layer.zero_grad()
         y = call(layer, x, weights, ids)
         y.backward(dy)
-        return Grads(y.detach(), x.grad, weights.grad, layer.w13.grad, layer.w2.grad)
+        return grads_of(layer, y, x, weights)
 
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
@@ -251,7 +286,7 @@ def error_of(body) -> Exception | None:
 
 
 def is_nan(made: Grads) -> bool:
-    return all(bool(getattr(made, name).isnan().all()) for name in ("y", "x", "weights", "w13", "w2"))
+    return all(bool(value.isnan().all()) for value in vars(made).values() if value is not None)
 
 
 @case

@@ -73,11 +73,10 @@ def layers(recipe, engine=ENGINE, skewed=False, **options):
             EXPERTS,
             TOP_K,
             recipe=recipe,
-            dtype=torch.bfloat16,
             score="sigmoid",
             balance="bias",
             **over_group,
-            **options,
+            **{"dtype": torch.bfloat16, **options},
         )
         if skewed:
             layer.router.bias[:TOP_K] += 100
@@ -102,6 +101,27 @@ def layers_over_shared_memory_have_the_bits_of_one_process(world):
         compare(world.rank, world.size, local, parallel, x, dy, mine=mine, wire=wire)
         parallel.check()
         parallel.router.update_bias_()
+
+
+@with_shared_memory
+def biases_have_the_bits_of_the_engine_c10d(world):
+    kinds = (("bf16", {}), ("mxfp8_rceil", {"w13_layout": "interleaved"}), ("mxfp8_rceil", {"dtype": torch.float32}))
+    for recipe, options in kinds:
+        local, parallel = layers(recipe, bias=True, **options)
+        _, other = layers(recipe, bias=True, engine="c10d", **options)
+        mine, x, dy = problem(world)
+        x, dy = x.to(local.experts.w13.dtype), dy.to(local.experts.w13.dtype)
+        compare(world.rank, world.size, local, parallel, x, dy, mine=mine, wire=parallel.experts.wire)
+        step(other, x[mine], dy[mine])
+        for name, gradient in parallel.named_parameters():
+            assert torch.equal(gradient.grad, other.get_parameter(name).grad), f"{name} of {recipe} {options}"
+        parallel.check()
+    # A layer without biases has left no room for those of the next.
+    _, without = layers("mxfp8_rceil")
+    step(without, x[mine].bfloat16(), dy[mine].bfloat16())
+    _, after = layers("mxfp8_rceil", bias=True)
+    assert step(after, x[mine].bfloat16(), dy[mine].bfloat16())[0].isfinite().all()
+    after.check()
 
 
 @with_shared_memory
@@ -188,7 +208,6 @@ def the_symmetric_engine_is_refused_where_it_cannot_run(world):
     make = functools.partial(moxie.nn.MoE, DIM, HIDDEN, EXPERTS, TOP_K, ep_group=dist.group.WORLD, dtype=torch.bfloat16)
     for options, words in (
         ({"engine": "nccl"}, "engine must be c10d, symmetric"),
-        ({"engine": "symmetric", "bias": True}, "experts without bias"),
         ({"engine": "symmetric" if world.rank == 0 else "c10d"}, "must agree on engine"),
     ):
         error = error_of(functools.partial(make, **options))

@@ -25,6 +25,8 @@ class Problem:
     weights: Tensor
     dy: Tensor
     recipe: str
+    b13: Tensor | None = None
+    b2: Tensor | None = None
 
     @property
     def experts(self) -> int:
@@ -35,11 +37,22 @@ class Problem:
         return self.ids.shape[1]
 
 
-def problem(tokens: int, *, dim=160, hidden=96, experts=8, top_k=3, dtype=torch.bfloat16, recipe="mxfp8_rceil", skewed=False):
+def problem(
+    tokens: int,
+    *,
+    dim=160,
+    hidden=96,
+    experts=8,
+    top_k=3,
+    dtype=torch.bfloat16,
+    recipe="mxfp8_rceil",
+    skewed=False,
+    bias=False,
+):
     scores = torch.rand(tokens, experts)
     if skewed:
         scores[:, :top_k] += 1
-    return Problem(
+    made = Problem(
         x=torch.randn(tokens, dim).to(dtype),
         w13=(torch.randn(experts, 2 * hidden, dim) / dim**0.5).to(dtype),
         w2=(torch.randn(experts, dim, hidden) / hidden**0.5).to(dtype),
@@ -48,6 +61,10 @@ def problem(tokens: int, *, dim=160, hidden=96, experts=8, top_k=3, dtype=torch.
         dy=torch.randn(tokens, dim).to(dtype),
         recipe=recipe,
     )
+    if bias:
+        made.b13 = torch.randn(experts, 2 * hidden).to(dtype)
+        made.b2 = torch.randn(experts, dim).to(dtype)
+    return made
 
 
 @dataclasses.dataclass
@@ -57,18 +74,41 @@ class Grads:
     weights: Tensor
     w13: Tensor
     w2: Tensor
+    b13: Tensor | None = None
+    b2: Tensor | None = None
 
 
 def leaves(*tensors: Tensor) -> list[Tensor]:
     return [tensor.detach().clone().requires_grad_() for tensor in tensors]
 
 
+def biases(of: Problem, experts: slice = slice(None)) -> dict[str, Tensor]:
+    """The biases of these experts as leaves, by argument; none if the layer has none."""
+    given = {"b13": of.b13, "b2": of.b2}
+    return {name: leaves(bias[experts])[0] for name, bias in given.items() if bias is not None}
+
+
 def one_process(of: Problem) -> Grads:
     x, w13, w2, weights = leaves(of.x, of.w13, of.w2, of.weights)
+    bias = biases(of)
     offs, slot_of, row_of = moxie.moe.route(of.ids, of.experts)
-    y = _ops.expert_mlp(x, w13, w2, offs, recipe=of.recipe, slot_of=slot_of, row_of=row_of, top_k=of.top_k, weights=weights)
+    route = {"slot_of": slot_of, "row_of": row_of, "top_k": of.top_k, "weights": weights}
+    y = _ops.expert_mlp(x, w13, w2, offs, recipe=of.recipe, **route, **bias)
     y.backward(of.dy)
-    return Grads(y.detach(), x.grad, weights.grad, w13.grad, w2.grad)
+    return Grads(y.detach(), x.grad, weights.grad, w13.grad, w2.grad, *(tensor.grad for tensor in bias.values()))
+
+
+def b2_gradient_by_rank(of: Problem, counts: list[int]) -> Tensor:
+    """The gradient of b2 as ranks with so many tokens compute it: each sums over its own tokens in f32, and these sums are added
+    in order of rank."""
+    assert of.b2 is not None
+    sums = []
+    for rank, count in enumerate(counts):
+        mine = slice(sum(counts[:rank]), sum(counts[:rank]) + count)
+        part = {name: getattr(of, name)[mine] for name in ("x", "ids", "weights", "dy")}
+        made = one_process(dataclasses.replace(of, **part, b2=of.b2.float())).b2
+        sums.append(torch.zeros_like(of.b2, dtype=torch.float32) if made is None else made)
+    return torch.stack(sums).sum(0).to(of.b2.dtype)
 
 
 class Ranks:
@@ -77,7 +117,7 @@ class Ranks:
     def __init__(self, size: int, of: Problem, *, wire: str, rows: int, tokens: int, timeout_ms: int = 120_000):
         self.size, self.wire, self.timeout_ms, self.limits = size, wire, timeout_ms, [rows, tokens]
         self.capacity = _ops._exchange_capacity(
-            size, of.experts, of.x.shape[1], self.limits, of.x.dtype, recipe=of.recipe, wire=wire
+            size, of.experts, of.x.shape[1], self.limits, of.x.dtype, recipe=of.recipe, wire=wire, bias=of.b2 is not None
         )
         count = _ops._exchange_bytes(size, self.capacity)
         # Poisoned behind the head, which is zero at first.
@@ -137,6 +177,7 @@ def step(ranks: Ranks, of: Problem, counts: list[int], rank: int, **options) -> 
     first = sum(counts[:rank])
     mine, experts = slice(first, first + counts[rank]), share_of_experts(of, ranks.size, rank)
     x, w13, w2, weights = leaves(of.x[mine], of.w13[experts], of.w2[experts], of.weights[mine])
-    y = ranks.call(rank, x, w13, w2, weights, of.ids[mine], of.recipe, **options)
+    bias = biases(of, experts)
+    y = ranks.call(rank, x, w13, w2, weights, of.ids[mine], of.recipe, **bias, **options)
     y.backward(of.dy[mine])
-    return Grads(y.detach(), x.grad, weights.grad, w13.grad, w2.grad)
+    return Grads(y.detach(), x.grad, weights.grad, w13.grad, w2.grad, *(tensor.grad for tensor in bias.values()))

@@ -8,7 +8,7 @@ import torch
 
 import symmetric_ranks
 from moxie.symmetric import Sizes, Symmetric, limits_of
-from symmetric_ranks import Ranks, one_process, problem, share_of_experts, step
+from symmetric_ranks import Ranks, b2_gradient_by_rank, one_process, problem, share_of_experts, step
 
 TOKENS = 20  # of each rank
 WIRES = [
@@ -46,6 +46,9 @@ def compare(of, size, wire, results, counts, expected=None):
                 assert torch.equal(actual, wanted), f"d{name} differs on rank {rank}"
             else:
                 assert decibels(actual, wanted) >= 100, f"d{name}: {decibels(actual, wanted)} dB on rank {rank}"
+        if of.b2 is not None:
+            assert torch.equal(grads.b13, expected.b13[experts]), f"db13 differs on rank {rank}"
+            assert torch.equal(grads.b2, b2_gradient_by_rank(of, counts)[experts]), f"db2 differs on rank {rank}"
 
 
 @pytest.mark.parametrize(("recipe", "wire"), WIRES)
@@ -64,6 +67,44 @@ def test_f32_layers_have_the_bits_of_one_process(size):
     of = problem(TOKENS * size, recipe="mxfp8_rceil", dtype=torch.float32, dim=100, hidden=50, top_k=8)
     ranks, counts = ranks_for(size, of, wire="fp8"), [TOKENS] * size
     compare(of, size, "fp8", ranks.run(lambda rank: step(ranks, of, counts, rank)), counts)
+
+
+@pytest.mark.parametrize(("recipe", "wire"), WIRES)
+@pytest.mark.parametrize("counts", ([20], [20, 20], [3, 0, 40, 17]), ids=str)
+def test_biases_have_the_bits_of_one_process(recipe, wire, counts):
+    torch.manual_seed(0)
+    of = problem(sum(counts), recipe=recipe, bias=True)
+    ranks = ranks_for(len(counts), of, wire=wire)
+    for _ in range(2):  # the second step writes where peers have read in the first
+        compare(of, len(counts), wire, ranks.run(lambda rank: step(ranks, of, counts, rank)), counts)
+
+
+def test_biases_may_be_f32_where_rows_are_bf16():
+    torch.manual_seed(0)
+    of, counts = problem(TOKENS * 2, bias=True), [TOKENS] * 2
+    of.b13, of.b2 = torch.randn_like(of.b13, dtype=torch.float32), torch.randn_like(of.b2, dtype=torch.float32)
+    ranks = ranks_for(2, of, wire="fp8")
+    compare(of, 2, "fp8", ranks.run(lambda rank: step(ranks, of, counts, rank)), counts)
+
+
+def test_a_rank_may_freeze_biases_and_weights_that_others_train():
+    torch.manual_seed(0)
+    of, counts = problem(TOKENS * 2, bias=True), [TOKENS] * 2
+    ranks, expected = ranks_for(2, of, wire="fp8"), one_process(of)
+
+    def body(rank: int):
+        mine, experts = slice(rank * TOKENS, (rank + 1) * TOKENS), share_of_experts(of, 2, rank)
+        (x,) = symmetric_ranks.leaves(of.x[mine])
+        bias = symmetric_ranks.biases(of, experts)
+        for tensor in bias.values():
+            tensor.requires_grad_(rank == 1)
+        y = ranks.call(rank, x, of.w13[experts], of.w2[experts], of.weights[mine], of.ids[mine], of.recipe, **bias)
+        y.backward(of.dy[mine])
+        return x.grad, bias["b2"].grad
+
+    (first, frozen), (second, db2) = ranks.run(body)
+    assert torch.equal(torch.cat([first, second]), expected.x)
+    assert frozen is None and torch.equal(db2, b2_gradient_by_rank(of, counts)[share_of_experts(of, 2, 1)])
 
 
 @pytest.mark.parametrize("counts", ([0, 30], [30, 0], [0, 0, 7, 0]), ids=str)
@@ -113,7 +154,7 @@ def test_random_steps_with_delays_do_not_hang():
 
 
 def test_limits_are_the_even_share_twice_and_never_more_than_the_worst_routing():
-    sizes = Sizes(ranks=4, experts=64, dim=128, top_k=8, recipe="bf16", wire="unquantized", dtype=torch.bfloat16)
+    sizes = Sizes(ranks=4, experts=64, dim=128, top_k=8, recipe="bf16", wire="unquantized", dtype=torch.bfloat16, bias=False)
     assert limits_of(Symmetric(), sizes, 1000) == (16000, 4000)
     assert limits_of(Symmetric(max_tokens=500), sizes, 1000) == (8000, 2000)
     assert limits_of(Symmetric(max_rows=300), sizes, 1000) == (300, 300)
@@ -129,11 +170,20 @@ def test_limits_are_the_even_share_twice_and_never_more_than_the_worst_routing()
 
 
 def all_nan(grads) -> bool:
-    return all(getattr(grads, name).isnan().all() for name in ("y", "x", "weights", "w13", "w2"))
+    names = ("y", "x", "weights", "w13", "w2") + (() if grads.b2 is None else ("b13", "b2"))
+    return all(getattr(grads, name).isnan().all() for name in names)
 
 
 def errors_of_next_call(ranks, of, counts):
     return ranks.run(lambda rank: step(ranks, of, counts, rank))
+
+
+@pytest.mark.parametrize("size", (1, 2))
+def test_after_a_failure_gradients_of_biases_are_nan(size):
+    torch.manual_seed(0)
+    of, counts = problem(TOKENS * size, bias=True), [TOKENS] * size
+    ranks = ranks_for(size, of, wire="fp8", rows=8)
+    assert all(all_nan(grads) for grads in ranks.run(lambda rank: step(ranks, of, counts, rank)))
 
 
 @pytest.mark.parametrize("wire", ("fp8", "unquantized"))
@@ -224,7 +274,7 @@ def test_bad_calls_are_refused_before_anything_is_sent():
     torch.manual_seed(0)
     of = problem(TOKENS)
     ranks = ranks_for(1, of, wire="fp8")
-    with pytest.raises(ValueError, match="without bias"):
+    with pytest.raises(ValueError, match="b2 of an expert needs 640 bytes, and the shared memory has 0"):
         step(ranks, of, [TOKENS], 0, b2=torch.zeros(of.experts, of.x.shape[1], dtype=of.x.dtype))
     ranks.limits = [of.x.shape[0] * of.top_k + 1, TOKENS]
     with pytest.raises(ValueError, match="limit of rows"):

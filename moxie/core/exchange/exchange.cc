@@ -65,6 +65,18 @@ void check_rows(const char* op, const char* argument, const RowBytes<Byte>& rows
               rows.scale.dim(0));
 }
 
+// A matrix with so many rows, or none, whose rows fit the memory of an expert's b2.
+template <class T>
+void check_bias(const char* op, const char* argument, const SharedMemory& memory,
+                const View<T>& matrix, int64_t rows) {
+  MOXIE_CHECK(matrix.shape.dims == 2 && (matrix.dim(0) == rows || matrix.dim(0) == 0), op, ": ",
+              argument, " must be a matrix of ", rows, " rows, or of none, got ", matrix.shape);
+  const int64_t bytes = matrix.dim(1) * static_cast<int64_t>(sizeof(T));
+  MOXIE_CHECK(matrix.dim(0) == 0 || bytes <= memory.capacity.bias_bytes, op, ": a row of ",
+              argument, " has ", bytes, " bytes and must fit the ", memory.capacity.bias_bytes,
+              " bytes of the shared memory");
+}
+
 // Only where the host can read them; on a GPU, kernels clamp them.
 void check_route(const char* op, const ExchangePlacesArgs& args) {
   const int64_t count = args.row_of.dim(0);
@@ -184,6 +196,26 @@ void combine(const CombineArgs& args, const Exec& exec) {
   }
   dispatch(
       kOp, exec, [&] { ref::combine(args); }, [&](auto stream) { cuda::combine(args, stream); });
+}
+
+void send_bias(const SendBiasArgs& args, const Exec& exec) {
+  constexpr const char* kOp = "send_bias";
+  check_memory(kOp, args.memory);
+  check_bias(kOp, "b2", args.memory, args.b2, local_experts(args.memory));
+  check_bias(kOp, "sums", args.memory, args.sums, args.memory.capacity.experts);
+  dispatch(
+      kOp, exec, [&] { ref::send_bias(args); },
+      [&](auto stream) { cuda::send_bias(args, stream); });
+}
+
+void receive_bias(const ReceiveBiasArgs& args, const Exec& exec) {
+  constexpr const char* kOp = "receive_bias";
+  check_memory(kOp, args.memory);
+  check_bias(kOp, "b2", args.memory, args.b2, args.memory.capacity.experts);
+  check_bias(kOp, "sums", args.memory, args.sums, args.memory.capacity.experts);
+  dispatch(
+      kOp, exec, [&] { ref::receive_bias(args); },
+      [&](auto stream) { cuda::receive_bias(args, stream); });
 }
 
 }  // namespace moxie

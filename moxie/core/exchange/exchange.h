@@ -4,8 +4,9 @@
 //
 // Every rank calls the same ops in the same order, each rank's in order of one stream:
 //
-//   forward   exchange_places, send_tokens(x), receive_pairs, gather_rows, .., send_rows(y),
-//   combine backward  send_tokens(dy), gather_rows, .., send_rows(dx), combine
+//   forward:  exchange_places, send_tokens(x), receive_pairs, gather_rows, .., send_rows, combine
+//
+//   backward: send_bias, send_tokens(dy), receive_bias, gather_rows, .., send_rows, combine
 //
 // exchange_places and both sends end with a barrier of all ranks, so what a rank writes for the
 // next step is not read by a peer that is still at the one before (docs/kernels/exchange.md).
@@ -122,5 +123,23 @@ struct CombineArgs {
   View<float> of_slots = {};                                 // result, [T, k], with of_pairs
 };
 void combine(const CombineArgs& args, const Exec& exec);
+
+// b2, the bias of the experts' results, takes part in backward where the tokens are: every rank
+// needs b2 of all experts, and the rank of an expert needs, for the gradient, a sum from every
+// rank. send_bias leaves both where peers read them behind the barrier of dy. b2, or sums, may have
+// no rows, on all ranks alike.
+struct SendBiasArgs {
+  const SharedMemory& memory;
+  View<const std::byte> b2;  // [local experts, bytes of a row], or no rows
+  View<const float> sums;    // [experts, D], or no rows
+};
+void send_bias(const SendBiasArgs& args, const Exec& exec);
+
+struct ReceiveBiasArgs {
+  const SharedMemory& memory;
+  View<std::byte> b2;  // result, [experts, bytes of a row], or no rows
+  View<float> sums;    // result, [ranks * local experts, D]: of this rank's experts, rank by rank
+};
+void receive_bias(const ReceiveBiasArgs& args, const Exec& exec);
 
 }  // namespace moxie

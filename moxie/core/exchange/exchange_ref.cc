@@ -302,4 +302,41 @@ void combine(const CombineArgs& args) {
     }
 }
 
+void send_bias(const SendBiasArgs& args) {
+  const SharedMemory& memory = args.memory;
+  // Not after a failure: a peer may still read what backward left before.
+  if (failure(memory) != Failure::kNone) return;
+  const Regions at = regions_of(memory.capacity);
+  const auto leave = [&](const auto& from, int64_t offset) {
+    const auto bytes = static_cast<size_t>(from.dim(1)) * sizeof(*from.data);
+    for (int64_t r = 0; r < from.dim(0); ++r)
+      std::memcpy(region<std::byte>(memory, memory.rank, offset) + r * memory.capacity.bias_bytes,
+                  from.data + r * from.dim(1), bytes);
+  };
+  leave(args.b2, at.b2);
+  leave(args.sums, at.b2_sums);
+}
+
+void receive_bias(const ReceiveBiasArgs& args) {
+  const SharedMemory& memory = args.memory;
+  const Regions at = regions_of(memory.capacity);
+  const int64_t local = memory.capacity.experts / memory.capacity.ranks;
+  const bool failed = failure(memory) != Failure::kNone;
+  // first: of the rows that each rank has left, the one to begin with.
+  const auto collect = [&](const auto& to, int64_t offset, int64_t first) {
+    const auto bytes = static_cast<size_t>(to.dim(1)) * sizeof(*to.data);
+    for (int64_t r = 0; r < to.dim(0); ++r) {
+      auto* const row = to.data + r * to.dim(1);
+      const std::byte* const from = region<std::byte>(memory, r / local, offset) +
+                                    (first + r % local) * memory.capacity.bias_bytes;
+      if (failed)
+        std::memset(row, kNanByte, bytes);
+      else
+        std::memcpy(row, from, bytes);
+    }
+  };
+  collect(args.b2, at.b2, 0);
+  collect(args.sums, at.b2_sums, memory.rank * local);
+}
+
 }  // namespace moxie::ref

@@ -1,49 +1,12 @@
 // Rows on their way: tokens to the ranks of their experts, out of the shared memory, and results
-// into it. A warp moves a row as bytes, in the widest pieces that everything is aligned to.
+// into it. One warp moves a row.
 #include "moxie/core/exchange/backends.h"
+#include "moxie/core/exchange/copy_row.cuh"
 #include "moxie/core/exchange/meet.cuh"
 #include "moxie/core/route/route.h"
 
 namespace moxie::cuda {
 namespace {
-
-// Loads in flight per lane: 64 bytes, so that a row of 2048 bytes is one round.
-constexpr int kInFlight = 4;
-
-// Copies `bytes` from `from + i` to `to[d] + offset + i`, for every d. One warp.
-template <class Word>
-__device__ void copy_words(const std::byte* from, std::byte* const* to, int count, int64_t offset,
-                           int64_t bytes) {
-  constexpr int64_t kStep = kWarp * sizeof(Word);
-#pragma unroll 1
-  for (int64_t first = lane_index() * sizeof(Word); first < bytes; first += kInFlight * kStep) {
-    Word word[kInFlight];
-#pragma unroll
-    for (int i = 0; i < kInFlight; ++i)
-      if (first + i * kStep < bytes)
-        word[i] = *reinterpret_cast<const Word*>(from + first + i * kStep);
-    for (int d = 0; d < count; ++d)
-#pragma unroll
-      for (int i = 0; i < kInFlight; ++i)
-        if (first + i * kStep < bytes)
-          *reinterpret_cast<Word*>(to[d] + offset + first + i * kStep) = word[i];
-  }
-}
-
-// alignment: a number whose lowest bits are zero as far as every address and size is aligned.
-__device__ void copy_row(const std::byte* from, std::byte* const* to, int count, int64_t offset,
-                         int64_t bytes, uint64_t alignment) {
-  if (alignment % sizeof(uint4) == 0)
-    copy_words<uint4>(from, to, count, offset, bytes);
-  else if (alignment % sizeof(uint2) == 0)
-    copy_words<uint2>(from, to, count, offset, bytes);
-  else if (alignment % sizeof(uint32_t) == 0)
-    copy_words<uint32_t>(from, to, count, offset, bytes);
-  else
-    copy_words<uint8_t>(from, to, count, offset, bytes);
-}
-
-uint64_t bits_of(const void* pointer) { return reinterpret_cast<uint64_t>(pointer); }
 
 struct SendParams {
   Peers peers;
@@ -110,10 +73,6 @@ struct GatherParams {
   uint64_t data_alignment, scale_alignment;
 };
 
-__device__ void fill_nan(std::byte* to, int64_t bytes) {
-  for (int64_t i = lane_index(); i < bytes; i += kWarp) to[i] = std::byte{0xff};
-}
-
 // One warp per row.
 __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant__ GatherParams p) {
   const int64_t r = work_index() * kWarps + warp_index();
@@ -121,7 +80,6 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant_
   std::byte* const data = p.data + r * p.data_bytes;
   std::byte* const scale = p.scale + r * p.scale_bytes;
   if (p.peers.has_failed()) {
-    // In every format that travels, bytes of ones are NaN.
     fill_nan(data, p.data_bytes);
     return fill_nan(scale, p.scale_bytes);
   }

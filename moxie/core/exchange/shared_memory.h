@@ -20,6 +20,7 @@ struct Capacity {
   int64_t rows = 0;         // of a rank's experts
   int64_t token_bytes = 0;  // the tokens that a rank receives, as they travel
   int64_t row_bytes = 0;    // the results that a rank leaves for its peers
+  int64_t bias_bytes = 0;   // b2 of one expert in f32; 0 without biases
 };
 
 // Which barrier.
@@ -65,6 +66,8 @@ struct Regions {
   int64_t row_gradient = 0;  // f32 [rows], read by the peers
   int64_t tokens = 0;        // written by the peers
   int64_t rows = 0;          // read by the peers
+  int64_t b2 = 0;            // of this rank's experts, bias_bytes each; read by the peers
+  int64_t b2_sums = 0;       // f32, of all experts, bias_bytes each; read by the peers
   int64_t bytes = 0;         // of all
 };
 constexpr int64_t counts_of(const Capacity& capacity) {
@@ -80,7 +83,9 @@ constexpr Regions regions_of(const Capacity& capacity) {
   at.row_gradient = after(at.row_weight, capacity.rows * 4);
   at.tokens = after(at.row_gradient, capacity.rows * 4);
   at.rows = after(at.tokens, capacity.token_bytes);
-  at.bytes = after(at.rows, capacity.row_bytes);
+  at.b2 = after(at.rows, capacity.row_bytes);
+  at.b2_sums = after(at.b2, capacity.experts / capacity.ranks * capacity.bias_bytes);
+  at.bytes = after(at.b2_sums, capacity.experts * capacity.bias_bytes);
   return at;
 }
 

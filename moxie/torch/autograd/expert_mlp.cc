@@ -232,7 +232,17 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const Needs needs = path->all_needs(own);
     const Tensor dy = grads[0].to(dtype_of("y_dtype"));
 
-    TokenPath::Dy dy_rows = path->dy_to_experts(plan2, dy, need_of_dy(needs.da(), needs.w2));
+    // The gradients that b2 takes part in are computed where the tokens are, from dy before it is
+    // sent.
+    const TokenRows of_tokens = path->token_rows();
+    const BiasArgs of_b2{dy, of_tokens.offs, of_tokens.permutation, of_tokens.weights};
+    const bool adds_b2 = needs.weights && has("b2_dtype");  // to the gradient of the weights
+    TokenPath::Dy dy_rows =
+        path->dy_to_experts(plan2, dy, need_of_dy(needs.da(), needs.w2),
+                            {.b2 = adds_b2 ? std::move(saved[kSavedB2]) : Tensor(),
+                             .db2 = needs.b2 ? b2_gradient(of_b2) : Tensor()});
+    const Tensor all_b2 = std::move(dy_rows.bias.b2);
+    if (needs.b2) out[kB2] = dy_rows.bias.db2.to(dtype_of("b2_dtype"));
     Tensor da;
     if (needs.da()) {
       Quantized w2_t = take_w(saved, kSavedW2, plan2, W13Layout::kConcatenated, memory);
@@ -242,7 +252,6 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     }
     Tensor h = take_h(saved, dtype_of("h_dtype"), memory);
     const c10::SymInt rows = h.sym_size(0);
-    const TokenRows of_tokens = path->token_rows();
     if (const OptionalTensor stats = find_tensor(data, "stats"))
       add_backward_stats(
           *stats, {dy, da, h, of_tokens.permutation, glu, offs, data["recipe"].toStringRef()});
@@ -268,10 +277,6 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                       .main_grad = find_tensor(data, "main_grad2"),
                                       .w_dtype = dtype_of("w2_dtype")});
     dy_rows = {}, a = {};
-    // The gradients that b2 takes part in are computed from dy on the rank that has the tokens,
-    // before dy is sent to the experts.
-    const BiasArgs of_b2{dy, of_tokens.offs, of_tokens.permutation, of_tokens.weights};
-    if (needs.b2) out[kB2] = path->sum_over_ranks(b2_gradient(of_b2)).to(dtype_of("b2_dtype"));
     TokenPath::Grads of_rows{{}, needs.weights ? of_h.dweights : Tensor()};
     if (needs.x) {
       Quantized w13_t = take_w(saved, kSavedW13, plan13, layout, memory);
@@ -285,10 +290,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
       out[kWeights] = at_tokens.weights;
     }
     of_rows = {};
-    if (needs.weights && has("b2_dtype")) {
-      const Tensor b2 = path->of_all_experts(saved[kSavedB2]);
-      if (own.weights) out[kWeights] = out[kWeights].add(b2_weight_gradient(of_b2, b2));
-    }
+    if (adds_b2 && own.weights)
+      out[kWeights] = out[kWeights].add(b2_weight_gradient(of_b2, all_b2));
     if (needs.w13)
       out[kW13] = wgrad13(plan13,
                           {.dy_t = of_h.dh.colwise,

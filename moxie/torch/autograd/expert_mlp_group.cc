@@ -131,12 +131,14 @@ class GroupPath final : public TokenPath {
     return needs;
   }
 
-  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const override {
+  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
     const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, {}).tokens,
                                    received_.token_of);
-    Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan};
+    Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
+    if (bias.db2.defined()) made.bias.db2 = sum_over_ranks(bias.db2);
+    if (bias.b2.defined()) made.bias.b2 = of_all_experts(bias.b2);
     return made;
   }
 
@@ -156,19 +158,20 @@ class GroupPath final : public TokenPath {
     return grads;
   }
 
-  Tensor of_all_experts(const Tensor& of_own) const override {
+ private:
+  Tensor of_all_experts(const Tensor& of_own) const {
     const std::vector<int64_t> each(ranks(), of_own.size(0));
     return args_.group.all_to_all(of_own.repeat({args_.group.size(), 1}), {each, each}, "b2");
   }
 
-  Tensor sum_over_ranks(const Tensor& of_all) const override {
+  // Of all experts, over this rank's tokens -> of this rank's experts, over all tokens.
+  Tensor sum_over_ranks(const Tensor& of_all) const {
     const std::vector<int64_t> each(ranks(), of_all.size(0) / args_.group.size());
     return args_.group.all_to_all(dense(of_all), {each, each}, "db2")
         .unflatten(0, {args_.group.size(), each[0]})
         .sum(0);
   }
 
- private:
   const Places& places() const { return args_.agreed.places; }
   const Permutation& permutation() const { return args_.rows.permutation; }
   size_t ranks() const { return static_cast<size_t>(args_.group.size()); }

@@ -59,8 +59,9 @@ class LocalPath final : public TokenPath {
     return {offs_, weights_ ? permutation_ : Permutation{}, weights_};
   }
 
-  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const override {
-    return {quantize_permuted({plan, offs_, Role::kDy, need}, dy, token_rows().permutation), plan};
+  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
+    return {quantize_permuted({plan, offs_, Role::kDy, need}, dy, token_rows().permutation), plan,
+            bias};
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType rows_dtype) const override {

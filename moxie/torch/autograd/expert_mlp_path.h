@@ -40,11 +40,20 @@ class TokenPath {
   // The gradients to compute, given those that this process wants: over a group also those that any
   // other rank wants, as this rank computes them for it.
   virtual Needs all_needs(const Needs& own) const { return own; }
+  // Backward needs b2 of all experts where the tokens are, and sums for its gradient where the
+  // experts are. Over a group, the process of an expert has its b2, and that of a token its dy.
+  struct Bias {
+    Tensor b2;   // [G, D]. given: of this process's experts; returned: of all
+    Tensor db2;  // f32 [G, D]. given: over this process's tokens, for all experts; returned: over
+                 // all tokens, for this process's experts. Either is undefined if not wanted.
+  };
   struct Dy {
     QuantizedForms forms;
     Plan dgrad;  // the plan of dgrad: it has the layout of the scales in forms.rowwise
+    Bias bias;
   };
-  virtual Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const = 0;
+  virtual Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need,
+                           const Bias& bias) const = 0;
   // Makes the colwise form of forward's x, for wgrad of w13.
   virtual QuantizedForms x_again(const Plan& plan, at::ScalarType rows_dtype) const = 0;
   struct Grads {
@@ -52,12 +61,6 @@ class TokenPath {
     Tensor weights;  // x or weights is undefined if not wanted
   };
   virtual Grads grads_from_experts(const Grads& of_rows, const Needs& own) const = 0;
-
-  // ---- tensors with a row per expert, such as b2; each rank has the rows of its experts ----
-  virtual Tensor of_all_experts(const Tensor& of_own) const { return of_own; }
-  // Sums of_all, which has rows for all experts, over the ranks; returns the rows of this rank's
-  // experts.
-  virtual Tensor sum_over_ranks(const Tensor& of_all) const { return of_all; }
 };
 
 // Runs the autograd node of expert_mlp, or with kNo (inference mode) only its forward, which keeps

@@ -21,6 +21,10 @@ enum Saved : size_t {
   kSavedRowWeights,
   kSavedX,
   kSavedXScale,
+  kSavedOffs,  // these four, only with b2: the route of this rank's tokens
+  kSavedSlotOf,
+  kSavedRowOf,
+  kSavedWeights,
   kSavedCount
 };
 
@@ -31,6 +35,7 @@ struct SymmetricPathArgs {
   at::ScalarType x_dtype;
   int32_t signature = 0;
   bool keeps_x = false;
+  bool has_b2 = false;
 };
 
 class SymmetricPath final : public TokenPath {
@@ -47,8 +52,13 @@ class SymmetricPath final : public TokenPath {
                               .timeout_ms = data["timeout_ms"].toInt(),
                               .group = data["group"].toStringRef()}),
               Wire{data["wire"].toInt()},
-              {},
-              data["x_dtype"].toScalarType()},
+              {defined(saved[kSavedOffs]),
+               {defined(saved[kSavedSlotOf]), defined(saved[kSavedRowOf]), data["top_k"].toInt()},
+               defined(saved[kSavedWeights])},
+              data["x_dtype"].toScalarType(),
+              /*signature=*/0,
+              /*keeps_x=*/false,
+              data["has_b2"].toBool()},
         places_{saved[kSavedSlots], saved[kSavedExperts], data["num_tokens"].toInt(),
                 data["top_k"].toInt()},
         pairs_{saved[kSavedRowToken], saved[kSavedRowWeights]},
@@ -83,6 +93,12 @@ class SymmetricPath final : public TokenPath {
       own[kSavedX] = x_.data;
       own[kSavedXScale] = x_.scale.value_or(Tensor());
     }
+    if (args_.has_b2) {
+      own[kSavedOffs] = *args_.rows.offs;
+      own[kSavedSlotOf] = *args_.rows.permutation.slot_of;
+      own[kSavedRowOf] = *args_.rows.permutation.row_of;
+      own[kSavedWeights] = *args_.rows.weights;
+    }
     saved.insert(saved.end(), own.begin(), own.end());
     // Not as saved variables: the memory is written all the time, and hooks may copy those.
     const SymmetricArgs& shared = args_.symmetric.args();
@@ -99,6 +115,7 @@ class SymmetricPath final : public TokenPath {
     data["x_dtype"] = args_.x_dtype;
     data["num_tokens"] = places_.tokens;
     data["top_k"] = places_.top_k;
+    data["has_b2"] = args_.has_b2;
   }
 
   const OptionalTensor& offs() const override { return offs_; }
@@ -110,19 +127,28 @@ class SymmetricPath final : public TokenPath {
   }
   TokenRows token_rows() const override { return args_.rows; }
 
-  // The host does not know what other ranks want: they may want either gradient.
+  // The host does not know what other ranks want: they may want each of these gradients.
   Needs all_needs(const Needs& own) const override {
     Needs needs = own;
-    if (args_.symmetric.size() > 1) needs.x = needs.weights = own.any();
+    if (args_.symmetric.size() == 1) return needs;
+    needs.x = needs.weights = own.any();
+    needs.b2 = args_.has_b2 && own.any();
     return needs;
   }
 
-  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need) const override {
+  Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
+    const Symmetric::Bias own{bias.b2, bias.db2};
+    if (args_.has_b2) args_.symmetric.send_bias(own);
     args_.symmetric.send(sent, places_, Step::kDy);
     const Quantized rows = args_.symmetric.rows(sent, places_, pairs_.token);
-    Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan};
+    Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
+    if (args_.has_b2) {
+      // Now: the barrier of dx lets peers write their next biases.
+      const Symmetric::Bias all = args_.symmetric.receive_bias(own);
+      made.bias = {all.b2, all.sums.defined() ? all.sums.sum(0) : Tensor()};
+    }
     return made;
   }
 
@@ -167,9 +193,7 @@ Tensor call_symmetric(const mlp::ParallelArgs& args, const SymmetricArgs& shared
   const Symmetric symmetric(kOp, shared);
   check_parallel(args, symmetric.size());
   check_device({kOp, "memory", shared.memory}, args.x);
-  TORCH_CHECK_VALUE(
-      !args.options.b2, kOp,
-      ": experts over symmetric memory must be without bias; the engine c10d takes it");
+  if (args.options.b2) symmetric.check_bias(*args.options.b2);
   check_status(kOp, shared);
   ExpertMlpOptions options = args.options;
   const Recipe recipe = parse_recipe(options.recipe, kOp);
@@ -184,7 +208,8 @@ Tensor call_symmetric(const mlp::ParallelArgs& args, const SymmetricArgs& shared
        {mlp::ends_in_order(args), {dense(args.slot_of), dense(args.row_of), top_k}, args.weights},
        args.x.scalar_type(),
        mlp::signature_of(args, recipe, wire) ^ static_cast<int32_t>(needs.any()),
-       keeps_x});
+       keeps_x,
+       args.options.b2.has_value()});
   needs = path.all_needs(needs);
   options.offs = at::zeros({args.w13.size(0)}, args.offs.options());  // its shape is what counts
   const mlp::Call call = mlp::call_of_received(args, options, symmetric.limits().rows, needs, wire);

@@ -9,14 +9,16 @@ namespace moxie::ops {
 namespace {
 
 Capacity capacity_of(const char* op, int64_t ranks, at::IntArrayRef sizes) {
-  TORCH_CHECK_VALUE(sizes.size() == 4, op,
-                    ": capacity must be experts, rows, bytes of tokens and bytes of rows, got ",
+  TORCH_CHECK_VALUE(sizes.size() == 5, op,
+                    ": capacity must be experts, rows, and bytes of tokens, of rows and of an "
+                    "expert's bias, got ",
                     sizes.size(), " numbers");
   return {.ranks = ranks,
           .experts = sizes[0],
           .rows = sizes[1],
           .token_bytes = sizes[2],
-          .row_bytes = sizes[3]};
+          .row_bytes = sizes[3],
+          .bias_bytes = sizes[4]};
 }
 
 const char* name_of(Step step) {
@@ -39,6 +41,13 @@ View<const std::byte> const_bytes_view(const Tensor& matrix) {
   return {static_cast<const std::byte*>(matrix.const_data_ptr()),
           {matrix.size(0), matrix.size(1) * matrix.element_size()}};
 }
+// Nothing is a matrix without rows.
+View<std::byte> bytes_or_none(const Tensor& matrix) {
+  return matrix.defined() ? bytes_view(matrix) : View<std::byte>{nullptr, {0, 0}};
+}
+View<float> floats_or_none(const Tensor& matrix) {
+  return matrix.defined() ? view<float>(matrix) : View<float>{nullptr, {0, 0}};
+}
 RowBytes<const std::byte> const_row_bytes(const Quantized& rows) {
   return {const_bytes_view(rows.data),
           rows.scale ? const_bytes_view(*rows.scale)
@@ -47,7 +56,8 @@ RowBytes<const std::byte> const_row_bytes(const Quantized& rows) {
 
 std::vector<int64_t> exchange_capacity(int64_t ranks, int64_t experts, int64_t dim,
                                        at::IntArrayRef limits, at::ScalarType dtype,
-                                       std::string_view recipe_text, std::string_view wire) {
+                                       std::string_view recipe_text, std::string_view wire,
+                                       bool bias) {
   constexpr const char* kOp = "_exchange_capacity";
   TORCH_CHECK_VALUE(limits.size() == 2, kOp, ": limits must be rows and tokens, got ",
                     limits.size(), " numbers");
@@ -59,7 +69,8 @@ std::vector<int64_t> exchange_capacity(int64_t ranks, int64_t experts, int64_t d
   const int64_t token =
       wire == "fp8" ? fp8_row_bytes(dim, recipe.activations.cols) : plain_row_bytes(dim, element);
   // One rank reads its results where they are.
-  return {experts, limits[0], limits[1] * token, ranks > 1 ? limits[0] * dim * result : 0};
+  const int64_t rows = ranks > 1 ? limits[0] * dim * result : 0;
+  return {experts, limits[0], limits[1] * token, rows, bias ? dim * int64_t{sizeof(float)} : 0};
 }
 
 int64_t exchange_bytes(int64_t ranks, at::IntArrayRef capacity) {
@@ -255,6 +266,36 @@ Symmetric::AtTokens Symmetric::combine(const Results& results, const Places& pla
             scope.exec());
   moxie::combine(args, scope.exec());
   return made;
+}
+
+void Symmetric::check_bias(const Tensor& b2) const {
+  const int64_t bytes = b2.size(-1) * int64_t{sizeof(float)};
+  TORCH_CHECK_VALUE(bytes <= memory_.capacity.bias_bytes, op_, ": b2 of an expert needs ", bytes,
+                    " bytes, and the shared memory has ", memory_.capacity.bias_bytes);
+}
+
+void Symmetric::send_bias(const Bias& own) const {
+  const DeviceScope scope(args_.memory.device());
+  const Tensor b2 = own.b2.defined() ? dense(own.b2) : Tensor();
+  const Tensor sums = own.sums.defined() ? dense(own.sums) : Tensor();
+  const auto bytes = bytes_or_none(b2);
+  const auto floats = floats_or_none(sums);
+  moxie::send_bias(
+      {.memory = memory_, .b2 = {bytes.data, bytes.shape}, .sums = {floats.data, floats.shape}},
+      scope.exec());
+}
+
+Symmetric::Bias Symmetric::receive_bias(const Bias& own) const {
+  const DeviceScope scope(args_.memory.device());
+  Bias all;
+  if (own.b2.defined())
+    all.b2 = at::empty({memory_.capacity.experts, own.b2.size(1)}, own.b2.options());
+  if (own.sums.defined()) all.sums = at::empty(own.sums.sizes(), own.sums.options());
+  moxie::receive_bias(
+      {.memory = memory_, .b2 = bytes_or_none(all.b2), .sums = floats_or_none(all.sums)},
+      scope.exec());
+  if (all.sums.defined()) all.sums = all.sums.unflatten(0, {size(), local_experts()});
+  return all;
 }
 
 TORCH_LIBRARY_IMPL(moxie, CompositeExplicitAutograd, m) {

@@ -14,7 +14,7 @@ struct SymmetricArgs {
   Tensor memory;                  // uint8, this rank's
   Tensor status;                  // int64 [kStatusFields], on the host
   std::vector<int64_t> peers;     // by rank, the address of its memory here
-  std::vector<int64_t> capacity;  // experts, rows, bytes of tokens, bytes of rows
+  std::vector<int64_t> capacity;  // experts, rows, bytes of tokens, of rows, of an expert's bias
   std::vector<int64_t> limits;    // rows, tokens
   int64_t rank = 0, timeout_ms = 0;
   std::string group;
@@ -61,6 +61,16 @@ class Symmetric {
   };
   AtTokens combine(const Results& results, const Places& places, const OptionalTensor& weights,
                    Step step) const;
+
+  // What b2 needs over ranks; either may be undefined. Call send_bias before send() of dy, and
+  // receive_bias behind it.
+  struct Bias {
+    Tensor b2;    // sent: [local experts, D]; received: [experts, D]
+    Tensor sums;  // f32. sent: [experts, D]; received: [ranks, local experts, D]
+  };
+  void check_bias(const Tensor& b2) const;  // whether the memory has room
+  void send_bias(const Bias& own) const;
+  Bias receive_bias(const Bias& own) const;
 
  private:
   Quantized gather(const Quantized& like, const OptionalTensor& row_token, const Places& places,
