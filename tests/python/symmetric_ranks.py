@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import moxie
+from wire_reference import rounded_to_fp8
 
 _ops = torch.ops.moxie
 
@@ -65,6 +66,11 @@ def problem(
         made.b13 = torch.randn(experts, 2 * hidden).to(dtype)
         made.b2 = torch.randn(experts, dim).to(dtype)
     return made
+
+
+def with_rounded_tokens(of: Problem) -> Problem:
+    """Tokens as they come out of the FP8 wire. The weight gradients of one process are then those of the wire."""
+    return dataclasses.replace(of, x=rounded_to_fp8(of.x, of.recipe), dy=rounded_to_fp8(of.dy, of.recipe))
 
 
 @dataclasses.dataclass
