@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import moxie.nn
-from expert_parallel_cases import DIM, EXPERTS, HIDDEN, TOKENS, TOP_K, compare, error_of, inputs, shares, step
+from expert_parallel_layers import DIM, EXPERTS, HIDDEN, TOKENS, TOP_K, compare, error_of, inputs, shares, step
 from moxie import symmetric
 from moxie.symmetric import Shared, Symmetric
 

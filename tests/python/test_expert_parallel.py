@@ -1,5 +1,5 @@
-"""moxie.nn.MoE over a process group: runs expert_parallel_cases.py on 1, 2 and 4 ranks over Gloo (all cases in the same
-processes), and tests groups in which a rank fails."""
+"""moxie.nn.MoE over a process group: runs the expert_parallel_*_cases.py of CPUs on 1, 2 and 4 ranks over Gloo (all cases in the
+same processes), and tests groups in which a rank fails."""
 
 import functools
 import pathlib
@@ -10,15 +10,27 @@ import sys
 import pytest
 import torch.distributed
 
-import expert_parallel_cases
+import expert_parallel_bits_cases
+import expert_parallel_bytes_cases
 import expert_parallel_engine_cases
+import expert_parallel_module_cases
+import expert_parallel_ranks_cases
+import expert_parallel_refusal_cases
 import ranks
 
 pytestmark = pytest.mark.skipif(
     not (torch.distributed.is_available() and torch.distributed.is_gloo_available()), reason="this torch has no Gloo"
 )
 
-CASES = [f"{module.__name__}.{name}" for module in (expert_parallel_cases, expert_parallel_engine_cases) for name in module.NAMES]
+MODULES = (
+    expert_parallel_bits_cases,
+    expert_parallel_ranks_cases,
+    expert_parallel_refusal_cases,
+    expert_parallel_module_cases,
+    expert_parallel_bytes_cases,
+    expert_parallel_engine_cases,
+)
+CASES = [f"{module.__name__}.{name}" for module in MODULES for name in module.NAMES]
 
 
 @pytest.fixture(scope="module")
