@@ -9,7 +9,7 @@
 namespace moxie::testing {
 
 CtaOnHost& CtaOnHost::instance() {
-  static CtaOnHost cta;
+  static thread_local CtaOnHost cta;
   return cta;
 }
 
@@ -88,6 +88,13 @@ const uint64_t* CtaOnHost::exchange(uint64_t value) {
   return warp.value[generation % 2];
 }
 
+void CtaOnHost::yield() {
+  for (int i = 1; i < threads_; ++i) {
+    const int thread = (self_ + i * step_ + threads_) % threads_;
+    if (fibers_[thread].state == State::kReady) return switch_to(self_, thread);
+  }
+}
+
 bool CtaOnHost::barrier(bool value) {
   all_true_ = all_true_ && value;
   leave(State::kAtBarrier);
@@ -116,7 +123,7 @@ void CtaOnHost::run(int threads, LaneOrder order, const std::function<void()>& b
   for (bool is_done = false; !is_done;) {
     for (int i = 0; i < warps; ++i) {
       const int w = step_ > 0 ? i : warps - 1 - i, last = w * kLanes + (step_ > 0 ? kLanes - 1 : 0);
-      if (warps_[w].ready > 0) switch_to(kMain, next_ready(last));
+      while (warps_[w].ready > 0) switch_to(kMain, next_ready(last));
     }
     // Now every thread has ended or waits at the barrier: those that wait may go on.
     result_ = all_true_, all_true_ = true, is_done = true;

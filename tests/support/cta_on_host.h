@@ -1,6 +1,7 @@
 // Runs device code on a CPU: the threads of one CTA are fibers that switch at every collective
 // (shuffles, votes, barriers), so that the integer logic of kernels is tested without a GPU.
-// Include it before the .cuh files under test, which must not include CUDA headers.
+// Include it before the .cuh files under test, which must not include CUDA headers. Every thread of
+// the host has a CTA of its own, so that CTAs of different GPUs can wait for each other.
 //
 // It also finds errors that would hang a GPU or stay hidden on it. The program ends with an error
 // if lanes wait for a lane that has exited or waits at a barrier. And if a barrier is missing
@@ -10,6 +11,7 @@
 
 #include <ucontext.h>
 
+#include <atomic>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -29,7 +31,7 @@ enum class LaneOrder { kUp, kDown };
 
 class CtaOnHost {
  public:
-  static CtaOnHost& instance();
+  static CtaOnHost& instance();  // of this thread of the host
 
   // Runs body in every thread of a CTA of `threads` threads, a multiple of a warp.
   void run(int threads, LaneOrder order, const std::function<void()>& body);
@@ -38,6 +40,8 @@ class CtaOnHost {
 
   // Waits for all lanes of the warp. Returns the values that the 32 lanes passed.
   const uint64_t* exchange(uint64_t value);
+  // Lets the other threads run, of all warps, for one that waits for a CTA elsewhere.
+  void yield();
   // Waits for all threads that have not exited. Returns whether `value` was true in all of them.
   bool barrier(bool value);
   int lane() const { return self_ % kLanes; }
@@ -82,7 +86,7 @@ class CtaOnHost {
 }  // namespace moxie::testing
 
 // CUDA's built-in variables and functions, as code under test uses them.
-inline moxie::testing::IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
+inline thread_local moxie::testing::IndexOnHost threadIdx, blockIdx, blockDim, gridDim;
 
 namespace moxie::testing {
 
@@ -136,6 +140,14 @@ T __reduce_add_sync(unsigned mask, T value) {
 }
 inline void __syncwarp() { moxie::testing::CtaOnHost::instance().exchange(0); }
 inline void __syncthreads() { moxie::testing::CtaOnHost::instance().barrier(true); }
+// Fibers switch at collectives only, so nothing comes between.
+inline unsigned long long atomicCAS(unsigned long long* at, unsigned long long expected,
+                                    unsigned long long value) {
+  const unsigned long long found = *at;
+  if (found == expected) *at = value;
+  return found;
+}
+inline void __threadfence_system() { std::atomic_thread_fence(std::memory_order_seq_cst); }
 inline int __syncthreads_and(int value) {
   return moxie::testing::CtaOnHost::instance().barrier(value != 0);
 }

@@ -2,6 +2,8 @@
 
 #include <ATen/ops/empty.h>
 
+#include <atomic>
+
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
 
@@ -96,6 +98,8 @@ void check_status(const char* op, const SymmetricArgs& args) {
       reinterpret_cast<const volatile Status*>(args.status.const_data_ptr<int64_t>());
   const auto failure = static_cast<Failure>(found->failure);
   if (failure == Failure::kNone) return;
+  // The device wrote the other fields first, and not every host reads in order.
+  std::atomic_thread_fence(std::memory_order_acquire);
   const int64_t rank = found->rank, value = found->value, limit = found->limit;
   const char* const step = name_of(static_cast<Step>(found->step));
   const std::string here = "rank " + std::to_string(args.rank) + " of the " +
