@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds a wheel for a named torch: `make wheel TORCH=torch==2.13.0 PYTHON=python3.11`. The wheel works
-# with every Python, but only with the minor version of torch that it was built with, so it is put
-# into dist/torch-<version>. Prints each file as it is compiled, and the wheel's path at the end.
+# with every Python, but only with the minor version of torch that it was built with, which its
+# metadata requires, so it is put into dist/torch-<version>. Prints each file as it is compiled, and
+# the wheel's path at the end.
 #
 # PYTHON    interpreter that makes the environment for the build (default: python3)
 # TORCH     the torch that pip installs there (default: torch==2.13.0), and pip options if needed
@@ -36,5 +37,4 @@ out=dist/torch-$torch
 say "builds for torch $torch"
 # shellcheck disable=SC2086
 CMAKE_ARGS=$CMAKE_ARGS "$venv/bin/python" -m pip wheel --disable-pip-version-check $PIP_ARGS -v --no-deps -w "$out" .
-# With torch named, as pip would take the newest that the wheel allows, not the one it was built for.
-say "pip install torch==${torch%%+*} $(ls -t "$out"/moxie-*.whl | head -1)"
+say "pip install $(ls -t "$out"/moxie-*.whl | head -1)"

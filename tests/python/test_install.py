@@ -152,13 +152,20 @@ def test_find_package_of_core_looks_for_no_torch(site_packages, tmp_path, other_
 
 @pytest.fixture
 def backend(monkeypatch):
-    """Loads tools/build_backend.py with a stand-in for scikit-build-core that builds nothing."""
+    """Loads tools/build_backend.py with a stand-in for scikit-build-core that builds nothing: its hooks return the settings that
+    they were given and the dependencies that they would write into the metadata."""
     if not (ROOT / "pyproject.toml").is_file():
         pytest.skip("not in the repository")
+    for name in ("CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
+        monkeypatch.delenv(name, raising=False)
     build = types.ModuleType("scikit_build_core.build")
     build.get_requires_for_build_wheel = build.get_requires_for_build_editable = lambda settings: ["ninja"]
-    build.build_wheel = lambda *args: "a.whl"
-    build.build_sdist = lambda *args: "a.tar.gz"
+
+    def hook(folder, settings=None, metadata_directory=None):
+        return settings, module.dynamic_metadata({}, {})["dependencies"]
+
+    build.prepare_metadata_for_build_wheel = build.prepare_metadata_for_build_editable = hook
+    build.build_wheel = build.build_editable = build.build_sdist = hook
     package = types.ModuleType("scikit_build_core")
     package.build = build
     monkeypatch.setitem(sys.modules, "scikit_build_core", package)
@@ -169,16 +176,56 @@ def backend(monkeypatch):
     return module
 
 
+TORCH = str(pathlib.Path(torch.__file__).parent)
+WHEEL_HOOKS = ("prepare_metadata_for_build_wheel", "build_wheel", "prepare_metadata_for_build_editable", "build_editable")
+
+
 def test_a_build_asks_for_torch_where_the_user_has_none(backend, monkeypatch):
-    assert backend._torch_of_user() == torch.__version__  # that of this interpreter
-    assert backend.get_requires_for_build_wheel() == ["ninja"]
+    assert pathlib.Path(backend._torch_of_user()).samefile(TORCH)  # that of this interpreter
+    assert backend.get_requires_for_build_wheel() == backend.get_requires_for_build_editable() == ["ninja"]
     monkeypatch.setattr(backend, "_torch_of_user", lambda: "")
     assert backend.get_requires_for_build_wheel() == backend.get_requires_for_build_editable() == ["ninja", f"torch>={OLDEST}"]
     assert backend.get_requires_for_build_wheel({"cmake.define.MOXIE_TORCH_PREFIX": "/opt/libtorch"}) == ["ninja"]
 
 
-def test_the_other_hooks_are_those_of_scikit_build_core(backend):
-    assert backend.build_sdist("dist") == "a.tar.gz" and backend.build_wheel("dist") == "a.whl"
+@pytest.mark.parametrize("hook", WHEEL_HOOKS)
+def test_a_wheel_requires_the_torch_that_cmake_is_told_to_build_with(backend, hook):
+    settings, dependencies = getattr(backend, hook)("out", {"cmake.define.MOXIE_CUDA": "ON"})
+    assert dependencies == [f"torch=={MINOR}.*"]
+    assert settings["cmake.define.MOXIE_CUDA"] == "ON"
+    assert pathlib.Path(settings["cmake.define.MOXIE_TORCH_PREFIX"]).samefile(TORCH)
+
+
+@pytest.mark.parametrize("hook", WHEEL_HOOKS)
+def test_a_wheel_requires_the_torch_of_the_build_where_the_user_has_none(backend, monkeypatch, hook):
+    monkeypatch.setattr(backend, "_torch_of_user", lambda: "")
+    settings, dependencies = getattr(backend, hook)("out")
+    assert dependencies == [f"torch=={MINOR}.*"]
+    assert pathlib.Path(settings["cmake.define.MOXIE_TORCH_PREFIX"]).samefile(TORCH)
+
+
+def test_a_wheel_requires_the_torch_that_is_named(backend, monkeypatch, other_torch):
+    named = {"cmake.define.MOXIE_TORCH_PREFIX": str(other_torch)}
+    assert backend.build_wheel("out", named) == (named, ["torch==2.99.*"])
+    named = {"cmake.args": ["-GNinja", f"-DMOXIE_TORCH_PREFIX:PATH={other_torch}"]}
+    assert backend.build_wheel("out", named) == (named, ["torch==2.99.*"])
+    (other_torch / "version.py").unlink()
+    (other_torch / "build-version").write_text("2.98.0+cu130\n")  # as in an archive of libtorch
+    monkeypatch.setenv("CMAKE_ARGS", f"-DMOXIE_CUDA=OFF -DMOXIE_TORCH_PREFIX={other_torch}")
+    assert backend.build_wheel("out") == ({}, ["torch==2.98.*"])
+
+
+@pytest.mark.parametrize("version", ("", "2.9.1"))
+def test_a_torch_that_cmake_refuses_is_left_to_its_error(backend, monkeypatch, other_torch, version):
+    (other_torch / "version.py").write_text(f"__version__ = '{version}'\n")
+    monkeypatch.setattr(backend, "_torch_of_user", lambda: str(other_torch))
+    assert backend.build_wheel("out") == ({}, [f"torch>={OLDEST}"])
+
+
+def test_a_source_distribution_requires_any_torch_that_is_supported(backend):
+    backend.build_wheel("out")
+    assert backend.build_sdist("out") == (None, [f"torch>={OLDEST}"])
+    assert backend.dynamic_wheel({}) == {"dependencies": True}  # its metadata says that a wheel requires something else
 
 
 def test_documents_have_the_commands_that_there_are():

@@ -94,11 +94,10 @@ def test_a_torch_that_is_tested_gives_no_warning(version):
     assert done.returncode == 0 and not done.stderr
 
 
-def test_documents_and_metadata_name_the_versions_that_are_checked():
+def test_documents_name_the_versions_that_are_checked():
     root = PACKAGE.parent.parent
     if not (root / "pyproject.toml").is_file():
         pytest.skip("not in the repository")
-    assert f'"torch>={OLDEST}"' in (root / "pyproject.toml").read_text()
     readme = (root / "README.md").read_text()
     assert f"torch {OLDEST} to {NEWEST} " in readme and f"A torch of {OLDEST} or later" in readme
 
