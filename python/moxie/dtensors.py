@@ -11,7 +11,10 @@ _PLAIN = (Tensor, nn.Parameter, type(None))
 
 def any_dtensor(*values: Any) -> bool:
     """Whether one of the values is a DTensor."""
-    if all(type(value) in _PLAIN for value in values):
+    for value in values:  # not by all() of a generator, which costs the host twice as much
+        if type(value) not in _PLAIN:
+            break
+    else:
         return False
     from torch.distributed.tensor import DTensor
 

@@ -5,9 +5,10 @@ of rows. It stays on x's device, and nothing here waits for it. Groups may have 
 their results and gradients are zero. dw of a group without rows is zero too.
 """
 
+import sys
 import warnings
 from collections.abc import Sequence
-from typing import Literal, Union
+from typing import Any, Literal, Union
 
 import torch
 from torch import Tensor
@@ -147,27 +148,39 @@ def expert_mlp(
         )
     check_main_grad("expert_mlp", "main_grad13", main_grad13, w13)
     check_main_grad("expert_mlp", "main_grad2", main_grad2, w2)
-    return _ops.expert_mlp(
-        x,
-        w13,
-        w2,
-        offs,
-        recipe=str(recipe),
-        quantized_w13=_tensors("expert_mlp", quantized_w13, recipe, w13_layout),
-        quantized_w2=_tensors("expert_mlp", quantized_w2, recipe),
-        main_grad13=main_grad13,
-        main_grad2=main_grad2,
-        slot_of=slot_of,
-        row_of=row_of,
-        top_k=top_k,
-        weights=weights,
-        keep=keep,
-        x_dtype=x_dtype,
-        activation=activation,
-        b13=b13,
-        b2=b2,
-        w13_layout=w13_layout,
-    )
+    options = {
+        "recipe": str(recipe),
+        "quantized_w13": _tensors("expert_mlp", quantized_w13, recipe, w13_layout),
+        "quantized_w2": _tensors("expert_mlp", quantized_w2, recipe),
+        "main_grad13": main_grad13,
+        "main_grad2": main_grad2,
+        "slot_of": slot_of,
+        "row_of": row_of,
+        "top_k": top_k,
+        "weights": weights,
+        "keep": keep,
+        "x_dtype": x_dtype,
+        "activation": activation,
+        "b13": b13,
+        "b2": b2,
+        "w13_layout": w13_layout,
+    }
+    return _ops.expert_mlp(x, w13, w2, offs, **not_default(options))
+
+
+def _defaults_of(op: Any) -> dict[str, Any]:
+    values = {argument.name: argument.default_value for argument in op._schema.arguments if argument.has_default_value()}
+    return {name: sys.intern(value) if isinstance(value, str) else value for name, value in values.items()}
+
+
+_DEFAULTS = _defaults_of(_ops.expert_mlp.default)
+
+
+def not_default(options: dict[str, Any]) -> dict[str, Any]:
+    """Returns the options of expert_mlp that are not its defaults. torch's conversion of an argument by name, default or not,
+    takes the host as long as a call of a Python function. Literals are interned, so identity finds defaults; another object
+    of the same value is passed on."""
+    return {name: value for name, value in options.items() if value is not _DEFAULTS[name]}
 
 
 def quantize_weights(

@@ -133,8 +133,10 @@ class GroupedExperts(nn.Module):
         return w.mT if self.transposed else w
 
     def _main_grad(self, name: str) -> Tensor | None:
+        if not self.main_grad:
+            return None
         weight = getattr(self, name)
-        if not (self.main_grad and weight.requires_grad and torch.is_grad_enabled()):
+        if not (weight.requires_grad and torch.is_grad_enabled()):
             return None
         main_grad = getattr(weight, "main_grad", None)
         if main_grad is None:
@@ -165,7 +167,9 @@ class GroupedExperts(nn.Module):
         """x is rows [R, D], sorted by expert. If slot_of and row_of are given, x is tokens [T, D], which are permuted first. If
         weights [T, top_k] is given as well, the result is the weighted sum of each token's rows, [T, D]."""
         weights = weights.tensor if isinstance(weights, Uncast) else weights
-        cache13, cache2 = gemm.live_cache(self.cache13, self.w13), gemm.live_cache(self.cache2, self.w2)
+        parameter13, parameter2 = self.w13, self.w2  # once each: nn.Module finds them in Python
+        cache13, cache2 = gemm.live_cache(self.cache13, parameter13), gemm.live_cache(self.cache2, parameter2)
+        w13, w2 = self._as_taken(parameter13), self._as_taken(parameter2)
         options: dict[str, Any] = {
             "recipe": self.recipe,
             "main_grad13": self._main_grad("w13"),
@@ -180,7 +184,7 @@ class GroupedExperts(nn.Module):
             "b2": self.b2,
             "w13_layout": self.w13_layout,
         }
-        w13, w2 = self._as_taken(self.w13), self._as_taken(self.w2)
+        options = gemm.not_default(options)
         if not self.collect_stats:
             return gemm.expert_mlp(x, w13, w2, offs, quantized_w13=cache13, quantized_w2=cache2, **options)
         caches = {"quantized_w13": _tensors(cache13), "quantized_w2": _tensors(cache2)}
@@ -379,20 +383,21 @@ class MoE(nn.Module):
             if self.router.member is not None:
                 self.router.member.refuse_tokens_of_group(x)
             return products.on_whole_tokens(self, x)
+        router = self.router  # once: nn.Module finds it in Python
         tokens = x.reshape(-1, x.shape[-1])  # also of a matrix: it keeps the order in which gradients of x are added
-        routing = self.router(tokens)
+        routing = router(tokens)
         # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
-        if self.router.has_loss:
+        if router.has_loss:
             self.loss = routing.loss
-        offs, slot_of, row_of = moe.route(routing.ids, self.router.num_experts)
-        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=self.router.top_k, weights=Uncast(routing.weights))
+        offs, slot_of, row_of = moe.route(routing.ids, router.num_experts)
+        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=router.top_k, weights=Uncast(routing.weights))
         if self.shared is not None:
             y = y + self.shared(tokens)
-        if self.router.member is not None and any_dtensor(y) and torch.compiler.is_compiling():
+        if router.member is not None and any_dtensor(y) and torch.compiler.is_compiling():
             # The graph that begins after the exchange must not end with a view of a DTensor: torch makes it by as_strided(),
             # whose backward DTensors do not have.
             return torch.compiler.disable(_reshape)(y, x.shape)
-        return y.reshape(x.shape)
+        return y if y.shape == x.shape else y.reshape(x.shape)
 
 
 def _reshape(y: Tensor, shape: torch.Size) -> Tensor:
