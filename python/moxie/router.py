@@ -22,6 +22,19 @@ class Routing:
     weights: Tensor  # f32 [T, k]
     loss: Tensor  # f32 []
 
+    def _set_loss(self, loss: Tensor | None) -> None:
+        self._loss = loss
+
+    def _get_loss(self) -> Tensor:
+        if self._loss is None:
+            self._loss = self.weights.new_zeros(())
+        return self._loss
+
+
+# A router without losses passes None, and the zero is made when it is read: on a GPU it is a kernel, and a layer never reads it.
+# Set after the class is made, because a dataclass would take a property in the class for a default.
+Routing.loss = property(Routing._get_loss, Routing._set_loss)  # type: ignore[assignment]  # mypy has no fields that are properties
+
 
 class Router(nn.Module):
     """Chooses top_k experts per token and their weights.
@@ -91,7 +104,7 @@ class Router(nn.Module):
         )
         if self.training:
             _ops._add_once_(self.load, counts)  # adds nothing when activation checkpointing repeats this forward
-        return Routing(ids, weights, self._loss(logits, counts))
+        return Routing(ids, weights, self._loss(logits, counts))  # type: ignore[arg-type]  # None is a loss of 0
 
     def _apply(self, fn, recurse: bool = True):
         bias = self._buffers.get("bias")
@@ -100,7 +113,9 @@ class Router(nn.Module):
             self.bias = bias.to(self.bias.device)  # keeps f32: bf16 would round away updates as small as bias_rate
         return self
 
-    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
+    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor | None:
+        if self.balance != "loss" and self.z_loss_weight == 0:
+            return None
         if self.member is not None:
             from moxie import expert_parallel
 

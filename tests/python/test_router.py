@@ -41,6 +41,12 @@ def reference(logits, bias, k: int, sigmoid=False, normalize=True, scale=1.0):
     return ids, weights * scale
 
 
+def test_the_loss_of_a_router_without_losses_is_zero():
+    routing = moxie.nn.Router(16, 4, 2)(torch.randn(5, 16))
+    assert routing.loss.item() == 0 and routing.loss.shape == () and not routing.loss.requires_grad
+    assert routing.loss is routing.loss
+
+
 @pytest.mark.parametrize("with_bias", (False, True))
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("tokens, experts, k", SHAPES)
