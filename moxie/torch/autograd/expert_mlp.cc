@@ -41,6 +41,30 @@ constexpr Block kHBlock{1, 128};
 constexpr QuantizeSpec kHSpec{.rowwise = kHBlock};
 constexpr TokenScaleSpec kHScaleSpec{.block = kHBlock, .layout = ScaleLayout::kPlain};
 
+// What backward needs to know of forward besides its plans. The node keeps it as one integer: each
+// entry of saved_data is a hash and an insertion.
+struct Settings {
+  at::ScalarType rows, h, y, w13, w2, b13, b2;  // dtypes; of b13 and b2 only if they are given
+  bool has_weights, has_b13, has_b2;
+  bool without_hooks;  // what saves_without_hooks() returned
+  Activation activation;
+  W13Layout layout;
+
+  template <class Self, class F>
+  static void fields(Self& self, F&& f) {
+    constexpr int kDtypeBits = 6;
+    static_assert(static_cast<int>(at::ScalarType::NumOptions) <= 1 << kDtypeBits);
+    for (auto* dtype : {&self.rows, &self.h, &self.y, &self.w13, &self.w2, &self.b13, &self.b2})
+      f(*dtype, kDtypeBits);
+    f(self.has_weights, 1);
+    f(self.has_b13, 1);
+    f(self.has_b2, 1);
+    f(self.without_hooks, 1);
+    f(self.activation, 1);
+    f(self.layout, 1);
+  }
+};
+
 struct Steps {
   LinearStep up, down;  // w13 and w2
   Tensor y;             // rows [R, D], or with weights tokens [T, D]
@@ -184,17 +208,19 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     }
     data["plan13"] = pack(call->plan.up);
     data["plan2"] = pack(call->plan.down);
-    data["without_hooks"] = saves_without_hooks();
-    data["rows_dtype"] = call->rows_dtype(x);
-    data["h_dtype"] = steps.up.y.scalar_type();
-    data["y_dtype"] = steps.y.scalar_type();
-    data["w13_dtype"] = w13.scalar_type();
-    data["w2_dtype"] = w2.scalar_type();
-    data["has_weights"] = weights.has_value();
-    if (b13) data["b13_dtype"] = b13->scalar_type();
-    if (b2) data["b2_dtype"] = b2->scalar_type();
-    data["activation"] = static_cast<int64_t>(call->activation);
-    data["w13_layout"] = static_cast<int64_t>(call->layout);
+    data["settings"] = pack(Settings{.rows = call->rows_dtype(x),
+                                     .h = steps.up.y.scalar_type(),
+                                     .y = steps.y.scalar_type(),
+                                     .w13 = w13.scalar_type(),
+                                     .w2 = w2.scalar_type(),
+                                     .b13 = b13 ? b13->scalar_type() : at::kFloat,
+                                     .b2 = b2 ? b2->scalar_type() : at::kFloat,
+                                     .has_weights = weights.has_value(),
+                                     .has_b13 = b13.has_value(),
+                                     .has_b2 = b2.has_value(),
+                                     .without_hooks = saves_without_hooks(),
+                                     .activation = call->activation,
+                                     .layout = call->layout});
     return steps.y;
   }
 
@@ -203,8 +229,7 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     variable_list saved = saved_for_backward(ctx, kOp);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     auto& data = ctx->saved_data;
-    const auto dtype_of = [&](const char* name) { return data[name].toScalarType(); };
-    const auto has = [&](const char* name) { return data.find(name) != data.end(); };
+    const auto settings = unpack<Settings>(data["settings"].toInt(), kOp);
     // needs_input_grad() counts only tensors, and of optional ones only those that were given, in
     // the order of Argument.
     size_t next = kWeights;
@@ -212,45 +237,44 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     const Needs own{.x = ctx->needs_input_grad(kX),
                     .w13 = ctx->needs_input_grad(kW13),
                     .w2 = ctx->needs_input_grad(kW2),
-                    .weights = needs_optional(data["has_weights"].toBool()),
-                    .b13 = needs_optional(has("b13_dtype")),
-                    .b2 = needs_optional(has("b2_dtype"))};
+                    .weights = needs_optional(settings.has_weights),
+                    .b13 = needs_optional(settings.has_b13),
+                    .b2 = needs_optional(settings.has_b2)};
     if (!own.any()) return out;
     // Backward frees tensors of the graph as it goes. If it then fails, say for lack of memory, a
     // second call must not read them.
-    TORCH_CHECK(!has("began"), kOp,
+    TORCH_CHECK(data.find("began") == data.end(), kOp,
                 ": an earlier backward of this graph failed midway and freed what it had used; run "
                 "forward again");
-    const SavedMemory memory(data["without_hooks"].toBool());
+    const SavedMemory memory(settings.without_hooks);
     if (memory.may_release()) data["began"] = true;
     const Plan plan13 = unpack<Plan>(data["plan13"].toInt(), kOp);
     const Plan plan2 = unpack<Plan>(data["plan2"].toInt(), kOp);
-    const auto layout = static_cast<W13Layout>(data["w13_layout"].toInt());
     const std::unique_ptr<TokenPath> path = restored_path(saved, data);
     const OptionalTensor& offs = path->offs();
-    const RowActivation glu = path->weighted(static_cast<Activation>(data["activation"].toInt()));
+    const RowActivation glu = path->weighted(settings.activation);
     const Needs needs = path->all_needs(own);
-    const Tensor dy = grads[0].to(dtype_of("y_dtype"));
+    const Tensor dy = grads[0].to(settings.y);
 
     // The gradients that b2 takes part in are computed where the tokens are, from dy before it is
     // sent.
     const TokenRows of_tokens = path->token_rows();
     const BiasArgs of_b2{dy, of_tokens.offs, of_tokens.permutation, of_tokens.weights};
-    const bool adds_b2 = needs.weights && has("b2_dtype");  // to the gradient of the weights
+    const bool adds_b2 = needs.weights && settings.has_b2;  // to the gradient of the weights
     TokenPath::Dy dy_rows =
         path->dy_to_experts(plan2, dy, need_of_dy(needs.da(), needs.w2),
                             {.b2 = adds_b2 ? std::move(saved[kSavedB2]) : Tensor(),
                              .db2 = needs.b2 ? b2_gradient(of_b2) : Tensor()});
     const Tensor all_b2 = std::move(dy_rows.bias.b2);
-    if (needs.b2) out[kB2] = dy_rows.bias.db2.to(dtype_of("b2_dtype"));
+    if (needs.b2) out[kB2] = dy_rows.bias.db2.to(settings.b2);
     Tensor da;
     if (needs.da()) {
       Quantized w2_t = take_w(saved, kSavedW2, plan2, W13Layout::kConcatenated, memory);
-      da = linear_dgrad(dy_rows.dgrad, dy_rows.forms.rowwise, w2_t, offs, dtype_of("h_dtype"));
+      da = linear_dgrad(dy_rows.dgrad, dy_rows.forms.rowwise, w2_t, offs, settings.h);
       dy_rows.forms.rowwise = {};
       memory.release(w2_t.data);
     }
-    Tensor h = take_h(saved, dtype_of("h_dtype"), memory);
+    Tensor h = take_h(saved, settings.h, memory);
     const c10::SymInt rows = h.sym_size(0);
     if (const OptionalTensor stats = find_tensor(data, "stats"))
       add_backward_stats(
@@ -265,8 +289,8 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     da.reset();
     memory.release(h);
     if (needs.b13) {
-      const Tensor sums = sum_groups(of_h.values, offs).to(dtype_of("b13_dtype"));
-      out[kB13] = layout == W13Layout::kInterleaved ? interleaved(sums) : sums;
+      const Tensor sums = sum_groups(of_h.values, offs).to(settings.b13);
+      out[kB13] = settings.layout == W13Layout::kInterleaved ? interleaved(sums) : sums;
       of_h.values.reset();
     }
     if (needs.w2)
@@ -275,12 +299,12 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
                                       .rows = rows,
                                       .offs = offs,
                                       .main_grad = find_tensor(data, "main_grad2"),
-                                      .w_dtype = dtype_of("w2_dtype")});
+                                      .w_dtype = settings.w2});
     dy_rows = {}, a = {};
     TokenPath::Grads of_rows{{}, needs.weights ? of_h.dweights : Tensor()};
     if (needs.x) {
-      Quantized w13_t = take_w(saved, kSavedW13, plan13, layout, memory);
-      of_rows.x = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, dtype_of("rows_dtype"));
+      Quantized w13_t = take_w(saved, kSavedW13, plan13, settings.layout, memory);
+      of_rows.x = linear_dgrad(plan13, of_h.dh.rowwise, w13_t, offs, settings.rows);
       of_h.dh.rowwise = {};
       memory.release(w13_t.data);
     }
@@ -295,12 +319,12 @@ struct ExpertMlp : torch::autograd::Function<ExpertMlp> {
     if (needs.w13)
       out[kW13] = wgrad13(plan13,
                           {.dy_t = of_h.dh.colwise,
-                           .x_t = path->x_again(plan13, dtype_of("rows_dtype")).colwise,
+                           .x_t = path->x_again(plan13, settings.rows).colwise,
                            .rows = rows,
                            .offs = offs,
                            .main_grad = find_tensor(data, "main_grad13"),
-                           .w_dtype = dtype_of("w13_dtype")},
-                          layout);
+                           .w_dtype = settings.w13},
+                          settings.layout);
     return out;
   }
 };
