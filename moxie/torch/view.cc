@@ -183,6 +183,7 @@ at::ScalarType high_precision(std::optional<at::ScalarType> dtype, const char* o
 
 std::vector<Tensor> allocate(const Results& results, const Tensor& like) {
   std::vector<Tensor> out;
+  out.reserve(results.size());
   for (const auto& result : results)
     out.push_back(at::empty_symint(
         c10::SymIntArrayRef(result.shape.size.data(), static_cast<size_t>(result.shape.dims)),

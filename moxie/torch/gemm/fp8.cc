@@ -73,9 +73,9 @@ Tensor multiply_sm90(const PassArgs& args) {
   // Otherwise it writes a new tensor, which is added afterwards.
   const bool adds = args.add_to && is_aligned(*args.add_to);
   const Tensor out = adds || !args.add_to ? args.allocate() : at::empty_like(*args.add_to);
-  const bool any_padding = args.padding == Padding::kAnything && offs;
-  const Tensor workspace = at::empty({any_padding ? offs->size(0) * kGroupMapsBytes : 0},
-                                     a.data.options().dtype(at::kByte));
+  Tensor workspace;
+  if (args.padding == Padding::kAnything && offs)
+    workspace = at::empty({offs->size(0) * kGroupMapsBytes}, a.data.options().dtype(at::kByte));
   grouped_wgrad({.a = a_operand,
                  .b = b_operand,
                  .rows = args.num_rows,
@@ -83,7 +83,7 @@ Tensor multiply_sm90(const PassArgs& args) {
                  .out = float_view(out),
                  .sum = adds ? Sum::kAdd : Sum::kOverwrite,
                  .padding = args.padding,
-                 .workspace = view<std::byte>(workspace)},
+                 .workspace = workspace.defined() ? view<std::byte>(workspace) : View<std::byte>{}},
                 scope.exec());
   return args.add_to && !adds ? args.add_to->add_(out) : out;
 }

@@ -90,6 +90,7 @@ Results forms_results(const FormsArgs& args) {
                     ": a spec must scale rows or blocks, and ask for a form");
   const auto dtype = by_row ? at::kFloat : at::kFloat8_e8m0fnu;
   Results results;
+  results.reserve(4);
   const auto add = [&](Form form, Block block, const char* qdata, const char* scale) {
     if (!by_row) {
       check_block(op, form, block, offs);

@@ -36,11 +36,16 @@ struct DenseRowWeights {
   Tensor weights, slot_of;
 
   DenseRowWeights(const Tensor& of, const Tensor& slots)
-      : weights(dense(of.flatten())), slot_of(dense(slots)) {}
-  RowWeights view() const { return {const_view<float>(weights), const_view<int32_t>(slot_of)}; }
+      : weights(dense(of)), slot_of(dense(slots)) {}
+  // The core takes [T, k] as [T * k], which is the same memory.
+  RowWeights view() const {
+    return {{static_cast<const float*>(weights.const_data_ptr()), {weights.numel()}},
+            const_view<int32_t>(slot_of)};
+  }
   WeightGradient gradient(const Tensor& dweights, const Tensor& workspace) const {
-    const Tensor flat = dweights.view({-1});
-    return {view(), ops::view<float>(flat), ops::view<float>(workspace)};
+    return {view(),
+            {static_cast<float*>(dweights.mutable_data_ptr()), {dweights.numel()}},
+            ops::view<float>(workspace)};
   }
 };
 
