@@ -251,6 +251,10 @@ TORCH_LIBRARY(moxie, m) {
       "bool normalize=True, float scale=1.0) -> (Tensor weights, Tensor ids, Tensor counts)");
   def("_select_experts_backward(Tensor dweights, Tensor logits, Tensor ids, bool sigmoid, "
       "bool normalize, float scale) -> Tensor dlogits");
+  // _select_experts of the logits x weight^T, as one node
+  differentiable(
+      "_choose_experts(Tensor x, Tensor weight, Tensor? bias, int k, bool sigmoid=False, "
+      "bool normalize=True, float scale=1.0) -> (Tensor weights, Tensor ids, Tensor counts)");
   // The k experts with the largest scores of each token, equal ones by id: scores [T, E] -> ids
   // int32 [T, k].
   def("top_k(Tensor scores, int k) -> Tensor ids");

@@ -93,18 +93,20 @@ class Router(nn.Module):
         self.reset_load_()
 
     def forward(self, x: Tensor) -> Routing:
-        logits = moe.gate_logits(x, self.gate.weight)
-        weights, ids, counts = _ops._select_experts(
-            logits,
-            self.bias if self.balance == "bias" else None,
-            self.top_k,
-            sigmoid=self.score == "sigmoid",
-            normalize=self.normalize,
-            scale=self.scale,
-        )
+        weight, bias = self.gate.weight, self.bias if self.balance == "bias" else None
+        sigmoid, normalize, scale = self.score == "sigmoid", self.normalize, self.scale
+        loss = None
+        if self.balance == "loss" or self.z_loss_weight != 0:
+            logits = moe.gate_logits(x, weight)
+            weights, ids, counts = _ops._select_experts(
+                logits, bias, self.top_k, sigmoid=sigmoid, normalize=normalize, scale=scale
+            )
+            loss = self._loss(logits, counts)
+        else:  # one node, because nothing else needs the logits
+            weights, ids, counts = _ops._choose_experts(x, weight, bias, self.top_k, sigmoid, normalize, scale)
         if self.training:
             _ops._add_once_(self.load, counts)  # adds nothing when activation checkpointing repeats this forward
-        return Routing(ids, weights, self._loss(logits, counts))  # type: ignore[arg-type]  # None is a loss of 0
+        return Routing(ids, weights, loss)  # type: ignore[arg-type]  # None is a loss of 0
 
     def _apply(self, fn, recurse: bool = True):
         bias = self._buffers.get("bias")
@@ -113,9 +115,7 @@ class Router(nn.Module):
             self.bias = bias.to(self.bias.device)  # keeps f32: bf16 would round away updates as small as bias_rate
         return self
 
-    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor | None:
-        if self.balance != "loss" and self.z_loss_weight == 0:
-            return None
+    def _loss(self, logits: Tensor, counts: Tensor) -> Tensor:
         if self.member is not None:
             from moxie import expert_parallel
 

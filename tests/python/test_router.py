@@ -41,6 +41,26 @@ def reference(logits, bias, k: int, sigmoid=False, normalize=True, scale=1.0):
     return ids, weights * scale
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64))
+@pytest.mark.parametrize("wants", ((True, True), (True, False), (False, True)), ids=str)
+def test_a_choice_from_tokens_is_that_from_their_logits(device, dtype, wants):
+    x, weight = torch.randn(33, 48, device=device, dtype=dtype), torch.randn(9, 48, device=device, dtype=dtype)
+    bias = torch.rand(9, device=device)
+    dweights = torch.randn(33, 3, device=device).to(torch.promote_types(dtype, torch.float32))
+
+    def run(choose):
+        leaves = [one.clone().requires_grad_(wanted) for one, wanted in zip((x, weight), wants)]
+        weights, ids, counts = choose(*leaves)
+        assert not ids.requires_grad and not counts.requires_grad
+        grads = torch.autograd.grad(weights, [leaf for leaf in leaves if leaf.requires_grad], dweights)
+        return [weights.detach(), ids, counts, *grads]
+
+    how = {"sigmoid": True, "normalize": False, "scale": 0.5}
+    expected = run(lambda x, weight: ops._select_experts(moxie.gate_logits(x, weight), bias, 3, **how))
+    for got, wanted in zip(run(lambda x, weight: ops._choose_experts(x, weight, bias, 3, **how)), expected, strict=True):
+        assert_same_bytes(got, wanted)
+
+
 def test_the_loss_of_a_router_without_losses_is_zero():
     routing = moxie.nn.Router(16, 4, 2)(torch.randn(5, 16))
     assert routing.loss.item() == 0 and routing.loss.shape == () and not routing.loss.requires_grad
@@ -122,11 +142,14 @@ def test_the_ops_obey_torch(device):
     opcheck(ops._select_experts_backward.default, (weights, logits, ids, True, True, 2.0))
     for bias_or_none in (bias, None):
         opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"sigmoid": True, "scale": 2.0})
+        opcheck(ops._choose_experts.default, (x, weight, bias_or_none, 3, True, True, 2.0))
     # opcheck's test of the traced backward adds up all results in the dtype of the first, which integer ids do not allow. The
     # test of a compiled router covers the same.
     checks = ["test_schema", "test_autograd_registration", "test_faketensor"]
     for values in (logits, logits.double()):
         opcheck(ops._select_experts.default, (values.clone().requires_grad_(), bias, 3), test_utils=checks)
+    for values in (x, x.double()):
+        opcheck(ops._choose_experts.default, (values.clone().requires_grad_(), weight, bias, 3), test_utils=checks)
 
 
 @pytest.mark.parametrize("score", ("softmax", "sigmoid"))
