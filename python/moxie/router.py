@@ -16,24 +16,16 @@ _ops = torch.ops.moxie
 
 @dataclasses.dataclass
 class Routing:
-    """The result of a Router. `loss` is the weighted sum of its losses, 0 if it has none."""
+    """The result of a Router."""
 
     ids: Tensor  # int32 [T, k]
     weights: Tensor  # f32 [T, k]
-    loss: Tensor  # f32 []
+    losses: Tensor | None = None  # the weighted sum of the router's losses, f32 []; None if it has none
 
-    def _set_loss(self, loss: Tensor | None) -> None:
-        self._loss = loss
-
-    def _get_loss(self) -> Tensor:
-        if self._loss is None:
-            self._loss = self.weights.new_zeros(())
-        return self._loss
-
-
-# A router without losses passes None, and the zero is made when it is read: on a GPU it is a kernel, and a layer never reads it.
-# Set after the class is made, because a dataclass would take a property in the class for a default.
-Routing.loss = property(Routing._get_loss, Routing._set_loss)  # type: ignore[assignment]  # mypy has no fields that are properties
+    @property
+    def loss(self) -> Tensor:
+        """`losses`, or 0. A zero is made only when it is read, because on a GPU it is a kernel, and no layer reads it."""
+        return self.weights.new_zeros(()) if self.losses is None else self.losses
 
 
 class Router(nn.Module):
@@ -78,12 +70,15 @@ class Router(nn.Module):
             raise ValueError(f"Router: top_k must be 1 to the {num_experts} experts, got {top_k}")
         self.num_experts, self.top_k, self.score, self.normalize, self.scale = num_experts, top_k, score, normalize, scale
         self.balance, self.bias_rate, self.loss_weight, self.z_loss_weight = balance, bias_rate, loss_weight, z_loss_weight
-        self.has_loss = balance == "loss" or z_loss_weight != 0
         self.gate = nn.Linear(dim, num_experts, bias=False, device=device, dtype=dtype)
         if balance == "bias":
             self.register_buffer("bias", torch.zeros(num_experts, device=device, dtype=torch.float32))
         # Rows that each expert got in training since reset_load_(). The counts stay on the device, so only reading them waits.
         self.register_buffer("load", torch.zeros(num_experts, device=device, dtype=torch.int64), persistent=False)
+
+    @property
+    def has_loss(self) -> bool:
+        return self.balance == "loss" or self.z_loss_weight != 0
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -95,18 +90,18 @@ class Router(nn.Module):
     def forward(self, x: Tensor) -> Routing:
         weight, bias = self.gate.weight, self.bias if self.balance == "bias" else None
         sigmoid, normalize, scale = self.score == "sigmoid", self.normalize, self.scale
-        loss = None
-        if self.balance == "loss" or self.z_loss_weight != 0:
+        losses = None
+        if self.has_loss:
             logits = moe.gate_logits(x, weight)
             weights, ids, counts = _ops._select_experts(
                 logits, bias, self.top_k, sigmoid=sigmoid, normalize=normalize, scale=scale
             )
-            loss = self._loss(logits, counts)
+            losses = self._loss(logits, counts)
         else:  # one node, because nothing else needs the logits
             weights, ids, counts = _ops._choose_experts(x, weight, bias, self.top_k, sigmoid, normalize, scale)
         if self.training:
             _ops._add_once_(self.load, counts)  # adds nothing when activation checkpointing repeats this forward
-        return Routing(ids, weights, loss)  # type: ignore[arg-type]  # None is a loss of 0
+        return Routing(ids, weights, losses)
 
     def _apply(self, fn, recurse: bool = True):
         bias = self._buffers.get("bias")
