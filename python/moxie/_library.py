@@ -7,6 +7,7 @@ import warnings
 import torch
 import torch.compiler.config
 
+import moxie
 from moxie._torch_versions import NEWEST, OLDEST
 
 
@@ -31,9 +32,12 @@ def _check_torch() -> None:
 
 def _path() -> pathlib.Path:
     """Returns the path of the library: MOXIE_LIBRARY if it is set (to use a build folder), else the library installed with the
-    package."""
+    package. An editable installation has two folders: one for the library, and the source tree for the Python files."""
     chosen = os.environ.get("MOXIE_LIBRARY")
-    return pathlib.Path(chosen) if chosen else pathlib.Path(__file__).parent / "lib" / "libmoxie_torch.so"
+    if chosen:
+        return pathlib.Path(chosen)
+    found = [pathlib.Path(folder) / "lib" / "libmoxie_torch.so" for folder in moxie.__path__]
+    return next((path for path in found if path.is_file()), found[-1])
 
 
 def _check_built_with(path: pathlib.Path) -> None:

@@ -85,6 +85,27 @@ def test_a_later_patch_of_the_same_torch_is_taken(site_packages):
     assert done.returncode == 0, done.stderr
 
 
+@needs_build
+def test_an_editable_installation_loads_the_library_beside_its_source_tree(site_packages, tmp_path):
+    """`pip install -e .` leaves the Python files in the source tree and gives the package a second folder, for what is built."""
+    for name in ("lib", "include"):
+        (tmp_path / "moxie").mkdir(exist_ok=True)
+        (tmp_path / "moxie" / name).symlink_to(site_packages / "moxie" / name)
+    sources = tmp_path / "sources" / "moxie"
+    shutil.copytree(site_packages / "moxie", sources, ignore=shutil.ignore_patterns("__pycache__", "lib", "include"))
+    code = f"""
+import importlib.util, sys
+folders = [{str(tmp_path / "moxie")!r}, {str(sources)!r}]
+spec = importlib.util.spec_from_file_location("moxie", folders[1] + "/__init__.py", submodule_search_locations=folders)
+module = sys.modules["moxie"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+print(module.recipe_names(), module.cmake_prefix_path, sep="\\n")
+"""
+    done = python(tmp_path / "empty", "-c", code)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == [str(moxie.recipe_names()), str(tmp_path / "moxie")]
+
+
 def test_a_source_tree_says_that_it_holds_no_cpp_library():
     with pytest.raises(FileNotFoundError, match="`pip install .` there"):
         _ = moxie.cmake_prefix_path
