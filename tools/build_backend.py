@@ -9,6 +9,7 @@ isolated build gets the one that pip would install now.
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 from contextlib import contextmanager, suppress
@@ -54,14 +55,12 @@ def _torch_of_user() -> str:
 
 def _torch_named(settings) -> str:
     """The folder that the user names with MOXIE_TORCH_PREFIX, or ""."""
-    words = [f"{key}={value}" for key, values in settings.items() for value in ([values] if isinstance(values, str) else values)]
-    words += [word for name in ("CMAKE_ARGS", "SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE") for word in _words_of(name)]
+    lists = {key: [value] if isinstance(value, str) else value for key, value in settings.items()}
+    words = [f"{key}={word}" for key, values in lists.items() for value in values for word in value.split(";")]
+    words += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    words += [word for name in ("SKBUILD_CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE") for word in os.environ.get(name, "").split(";")]
     found = [re.search(rf"{_PREFIX}(?::\w+)?=(.+)", word) for word in words]
     return next((match[1] for match in found if match), "")
-
-
-def _words_of(variable: str) -> list[str]:
-    return re.split(r"[\s;]+", os.environ.get(variable, ""))
 
 
 def _minor_version(folder: str) -> str:

@@ -267,6 +267,12 @@ Shape shape_of(const Tensor& tensor) {
   return shape_from<int64_t>(tensor, [&](int i) { return tensor.size(i); });
 }
 
+void check_memory(const Tensor& tensor) {
+  if (tensor.numel() == 0 || tensor.storage().nbytes() > 0) return;
+  fail("view", ": a tensor of shape ", c10::str(tensor.sizes()),
+       " has no memory: its storage was freed, as FSDP2 does with weights after forward");
+}
+
 OptionalOffs offs_view(const OptionalTensor& offs) {
   return offs ? OptionalOffs(const_view<int32_t>(*offs)) : std::nullopt;
 }
@@ -282,10 +288,12 @@ Format float_format(const Tensor& tensor) {
 }  // namespace
 
 ConstFloatView const_float_view(const Tensor& tensor) {
+  check_memory(tensor);
   return {tensor.const_data_ptr(), float_format(tensor), shape_of(tensor)};
 }
 
 FloatView float_view(const Tensor& tensor) {
+  check_memory(tensor);
   return {tensor.mutable_data_ptr(), float_format(tensor), shape_of(tensor)};
 }
 

@@ -113,13 +113,19 @@ bool is_aligned(const Tensor& tensor, size_t bytes = 16);
 
 Shape shape_of(const Tensor& tensor);
 
+// Throws if the memory of a tensor has been freed, as FSDP2 does with weights that it will gather
+// again.
+void check_memory(const Tensor& tensor);
+
 // Views of tensors, which must be dense and have the right dtype.
 template <class T>
 View<const T> const_view(const Tensor& tensor) {
+  check_memory(tensor);
   return {static_cast<const T*>(tensor.const_data_ptr()), shape_of(tensor)};
 }
 template <class T>
 View<T> view(const Tensor& tensor) {
+  check_memory(tensor);
   return {static_cast<T*>(tensor.mutable_data_ptr()), shape_of(tensor)};
 }
 OptionalOffs offs_view(const OptionalTensor& offs);

@@ -450,6 +450,11 @@ def _version_of(w: Tensor) -> tuple[int, int] | None:
     return None if torch.compiler.is_compiling() or w.is_inference() else (id(w), w._version)
 
 
+def _of_cache(recipe: AnyRecipe) -> str:
+    """The recipe as text, without what does not concern a weight cache: it has both forms, whatever a call would keep."""
+    return _ops._recipe(str(recipe)).replace(",keep_w=false", "")
+
+
 def _tensors(
     op: str, quantized_w: QuantizedWeights | None, recipe: AnyRecipe, layout: W13Layout = "concatenated"
 ) -> Sequence[Tensor] | None:
@@ -457,7 +462,7 @@ def _tensors(
         return quantized_w
     if quantized_w.w13_layout != layout:
         raise ValueError(f"{op}: the weight cache was made for the layout {quantized_w.w13_layout}, got {layout}")
-    if quantized_w.recipe != str(recipe) and _ops._recipe(quantized_w.recipe) != _ops._recipe(str(recipe)):
+    if quantized_w.recipe != str(recipe) and _of_cache(quantized_w.recipe) != _of_cache(recipe):
         raise ValueError(f"{op}: the weight cache was made for the recipe {quantized_w.recipe}, got {recipe}")
     if not torch.compiler.is_compiling():
         quantized_w.warn_if_stale(op)

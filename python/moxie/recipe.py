@@ -50,6 +50,9 @@ class Recipe:
     def __post_init__(self):
         if self.scaling not in _PREFIX:
             raise ValueError(f"Recipe: scaling must be none, row or block, got {self.scaling!r}")
+        for name in ("wgrad_with_hp", "keep_w"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"Recipe: {name} must be True or False, got {getattr(self, name)!r}")
         _ops._recipe(str(self))  # raises for an illegal combination of fields
 
     @classmethod

@@ -232,8 +232,12 @@ def test_a_wheel_requires_the_torch_that_is_named(backend, monkeypatch, other_to
     assert backend.build_wheel("out", named) == (named, ["torch==2.99.*"])
     (other_torch / "version.py").unlink()
     (other_torch / "build-version").write_text("2.98.0+cu130\n")  # as in an archive of libtorch
-    monkeypatch.setenv("CMAKE_ARGS", f"-DMOXIE_CUDA=OFF -DMOXIE_TORCH_PREFIX={other_torch}")
-    assert backend.build_wheel("out") == ({}, ["torch==2.98.*"])
+    for words in (f"-DMOXIE_CUDA=OFF -DMOXIE_TORCH_PREFIX={other_torch}", f"-DMOXIE_TORCH_PREFIX='{other_torch}' -GNinja"):
+        monkeypatch.setenv("CMAKE_ARGS", words)
+        assert backend.build_wheel("out") == ({}, ["torch==2.98.*"])
+    monkeypatch.delenv("CMAKE_ARGS")
+    named = {"cmake.args": f"-DMOXIE_TORCH_PREFIX={other_torch};-DMOXIE_CUDA=OFF"}
+    assert backend.build_wheel("out", named) == (named, ["torch==2.98.*"])
 
 
 @pytest.mark.parametrize("version", ("", "2.9.1"))

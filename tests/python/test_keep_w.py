@@ -14,6 +14,7 @@ from test_moe_weighted import problem_of, step, weighted
 
 QUANTIZED = [name for name in moxie.recipe_names() if name != "bf16"]
 SIZES = [37, 0, 128, 20]  # of groups
+RECIPE = "mxfp8_rceil_128"
 NAMES = ("y", "dx", "dw")
 
 
@@ -166,12 +167,41 @@ def test_a_copy_of_f32_weights_in_bf16_is_not_kept(device):
 def test_a_weight_cache_is_used_and_kept_as_before(device):
     x, w, offs, dy = problem(device)
     recipe = without("mxfp8_rceil_128")
-    cache = moxie.WeightCache(w, recipe=recipe)
-    with Spy() as spy:
-        cached = gradients(recipe, (x, w, offs, dy), quantized_w=cache)
-    assert len([name for name in spy.names if "quantize" in name]) == 2, "x and dy"
-    for a, b in zip(cached, gradients(recipe, (x, w, offs, dy)), strict=True):
-        assert_same_bytes(a, b)
+    for made_for in (recipe, "mxfp8_rceil_128"):
+        cache = moxie.WeightCache(w, recipe=made_for)
+        with Spy() as spy:
+            cached = gradients(recipe, (x, w, offs, dy), quantized_w=cache)
+        assert len([name for name in spy.names if "quantize" in name]) == 2, "x and dy"
+        for a, b in zip(cached, gradients(recipe, (x, w, offs, dy)), strict=True):
+            assert_same_bytes(a, b)
+    with pytest.raises(ValueError, match="the weight cache was made for the recipe mxfp8_rceil_128, got mxfp8_rceil:keep_w"):
+        moxie.grouped_mm(x, w, offs, recipe=without("mxfp8_rceil"), quantized_w=cache)
+
+
+def test_a_weight_that_is_made_for_the_call_is_kept_in_fp8_alone(device):
+    """Such as the sum of a weight and an adapter's update. It has more bytes than its form for dgrad."""
+    x, w, offs, dy = problem(device)
+    delta = torch.zeros_like(w).requires_grad_()
+    x.requires_grad_()
+    kept = [kept_by(lambda text=text: moxie.grouped_mm(x, w + delta, offs, recipe=text)) for text in (RECIPE, without(RECIPE))]
+    assert sorted(kept[0].values()) == sorted(kept[1].values())
+    y = moxie.grouped_mm(x, w + delta, offs, recipe=without(RECIPE))
+    assert_same_bytes(torch.autograd.grad(y, (x, delta), dy)[0], gradients(RECIPE, (x, w, offs, dy))[1])
+
+
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_a_compiled_layer_keeps_nothing_of_its_weights(backend, device):
+    """Of parameters: other inputs of a graph count as activations, and partitioners keep what is smaller."""
+    kept = []
+    for text in (RECIPE, without(RECIPE)):
+        torch._dynamo.reset()
+        layer = moxie.nn.MoE(64, 96, 4, 2, recipe=text, device=device, dtype=torch.bfloat16)
+        x = random_values(30, 64, device=device).requires_grad_()
+        saved = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, saved=saved: saved.append(t) or t, lambda t: t):
+            torch.compile(layer, backend=backend)(x)
+        kept.append(sum(t.nbytes for t in saved if t.dtype == torch.float8_e4m3fn))
+    assert kept == [4 * 3 * 96 * 64, 0]
 
 
 def test_explain_counts_no_bytes_of_w():
@@ -189,6 +219,20 @@ def test_a_weight_that_changed_since_forward_is_an_error(device):
         w.mul_(2)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.backward(dy)
+
+
+@pytest.mark.parametrize("recipe", [*moxie.recipe_names(), *(without(name) for name in moxie.recipe_names())])
+def test_a_weight_whose_memory_was_freed_is_an_error(recipe):
+    """FSDP2 frees weights after forward. If it does not know of the backward, it does not gather them again."""
+    x, w, offs, dy = problem("cpu", torch.float32)
+    x.requires_grad_()
+    y = moxie.grouped_mm(x, w, offs, recipe=recipe)
+    w.untyped_storage().resize_(0)
+    if "keep_w" in recipe:
+        with pytest.raises((RuntimeError, ValueError), match="has no memory|not allocated yet"):
+            y.backward(dy)
+    with pytest.raises((RuntimeError, ValueError), match="has no memory|not allocated yet"):
+        moxie.grouped_mm(x, w, offs, recipe=recipe)
 
 
 def test_a_conversion_takes_it(device):

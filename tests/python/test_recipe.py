@@ -45,6 +45,13 @@ def test_presets_that_are_the_same_recipe_are_equal():
     assert hash(moxie.Recipe(rule="floor")) == hash(named["mxfp8_floor"])
 
 
+@pytest.mark.parametrize("value", ("false", None, 0))
+@pytest.mark.parametrize("name", ("keep_w", "wgrad_with_hp"))
+def test_a_flag_of_a_recipe_is_a_bool(name, value):
+    with pytest.raises(TypeError, match=f"Recipe: {name} must be True or False, got {value!r}"):
+        moxie.Recipe(**{name: value})
+
+
 def test_a_recipe_cannot_be_changed_in_place():
     with pytest.raises(dataclasses.FrozenInstanceError):
         moxie.Recipe().rule = "floor"

@@ -207,6 +207,19 @@ TEST(Plan, OfWItKeepsTheFormForDgradOrWItselfAndOnlyIfDxIsNeeded) {
   EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", true, true), KeptW::kTransposed);
 }
 
+TEST(Plan, OfAWThatWasMadeForTheCallItKeepsTheForm) {
+  const Recipe recipe = parse_recipe("mxfp8_rceil_128:keep_w=false", "test");
+  const Plan plan = decide({.recipe = recipe,
+                            .device = c10::kCPU,
+                            .rows = 64,
+                            .groups = 2,
+                            .n = 96,
+                            .k = 64,
+                            .needs_dx = true,
+                            .w_stays = false});
+  EXPECT_EQ(plan.kept_w, KeptW::kTransposed);
+}
+
 TEST(Packed, EveryRecipeComesBackFromItsInteger) {
   std::vector<std::string> texts = recipe_names();
   for (const char* more :

@@ -193,7 +193,10 @@ Tensor call_symmetric(const mlp::ParallelArgs& args, const SymmetricArgs& shared
   const Symmetric symmetric(kOp, shared);
   check_parallel(args, symmetric.size());
   check_device({kOp, "memory", shared.memory}, args.x);
-  if (args.options.b2) symmetric.check_bias(*args.options.b2);
+  if (args.options.b2) {
+    check_shape({kOp, "b2", *args.options.b2}, {args.w2.sym_size(0), args.w2.sym_size(1)});
+    symmetric.check_bias(*args.options.b2);
+  }
   check_status(kOp, shared);
   ExpertMlpOptions options = args.options;
   const Recipe recipe = parse_recipe(options.recipe, kOp);

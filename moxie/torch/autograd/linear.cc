@@ -13,6 +13,14 @@ bool same(const c10::SymInt& a, const c10::SymInt& b) {
 // Whether w is a transposed view: its matrices are stored as [in, out].
 bool is_transposed(const Tensor& w) { return w.dim() == 3 && w.mT().is_contiguous(); }
 
+// Whether w is a parameter or a view of one. Other weights are made for the call, such as the sum
+// of a weight and an adapter's update, or stand for a shard, whose changes autograd does not see.
+// In a graph that is being traced nothing tells them apart, and its partitioner decides what is
+// kept.
+bool is_parameter(const Tensor& w) {
+  return is_traced(w) || w.is_leaf() || (w.is_view() && w._base().is_leaf());
+}
+
 void check_values(const Recipe& recipe, const Input& input) {
   if (!recipe.keeps_dtype) check_float(input);
 }
@@ -102,7 +110,8 @@ PlanArgs plan_args(const Recipe& recipe, const LinearArgs& args, const LinearNee
                    .dw = args.w.scalar_type(),
                    .needs_dx = needs.dx,
                    .needs_dw = needs.dw,
-                   .cached_w = args.quantized_w.has_value()};
+                   .cached_w = args.quantized_w.has_value(),
+                   .w_stays = is_parameter(args.w)};
   if (needs.main_grad) {
     problem.dw = needs.main_grad->scalar_type();
     // The wgrad op adds to main_grad itself, except in two cases, where an op of its own adds: in a

@@ -116,10 +116,11 @@ void check_status(const char* op, const SymmetricArgs& args) {
                   " tokens, and there is room for ", limit, ", ranks times max_tokens (seen on ",
                   here, ")", kAfter);
     case Failure::kSignature:
-      TORCH_CHECK(false, op,
-                  ": recipe, wire, dtypes, sizes, activation and whether gradients are wanted must "
-                  "be those of every rank, and rank ",
-                  rank, " differs from rank 0 (seen on ", here, ")", kAfter);
+      TORCH_CHECK(
+          false, op,
+          ": recipe, wire, dtypes, sizes, activation, biases and whether gradients are wanted must "
+          "be those of every rank, and rank ",
+          rank, " differs from rank 0 (seen on ", here, ")", kAfter);
     case Failure::kStalled:
       TORCH_CHECK(false, op, ": the exchange of ", step, " failed on ", here,
                   "; no word from rank ", rank, " within ", args.timeout_ms, " ms", kAfter);

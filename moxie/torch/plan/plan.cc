@@ -164,8 +164,10 @@ KeptX kept_x_of(const PlanArgs& args) {
 
 KeptW kept_w_of(const PlanArgs& args) {
   if (!args.needs_dx) return KeptW::kNothing;
-  // A cache has both forms already.
-  return args.recipe.keep_w || args.cached_w ? KeptW::kTransposed : KeptW::kItself;
+  // A cache has both forms already, and the form of a w that was made for the call is smaller than
+  // that w.
+  const bool keeps_form = args.recipe.keep_w || args.cached_w || !args.w_stays;
+  return keeps_form ? KeptW::kTransposed : KeptW::kItself;
 }
 
 void warn_once_if_slower(const PlanArgs& args, Why why) {

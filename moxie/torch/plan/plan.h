@@ -76,7 +76,8 @@ struct PlanArgs {
   at::ScalarType y = at::kBFloat16, dx = at::kBFloat16, dw = at::kBFloat16;  // results
   bool needs_dx = false, needs_dw = false;
   bool adds_to_main_grad = false;
-  bool cached_w = false;                            // whether the caller quantized w
+  bool cached_w = false;  // whether the caller quantized w
+  bool w_stays = true;    // whether w is in memory until backward anyway, as a parameter is
   std::optional<Block> quantized_x = std::nullopt;  // the block of x, if the caller quantized it
 };
 

@@ -29,7 +29,8 @@ def quantize_all_gather_(model: nn.Module, block: SquareBlock | None = None) -> 
 
     Call it after `fully_shard`, on every rank. It concerns the weights of MXLinear, of `moxie.nn.GroupedExperts` and the
     parameters that `quantize_` has converted; all others are gathered as before. The default block is 128x128 if a recipe has
-    blocks of 128, else 32x32. A shard that cuts a block, and a recipe whose blocks are larger, are refused.
+    blocks of 128, else 32x32. A shard that cuts a block, and a recipe whose blocks are larger, are refused. One rank gathers
+    nothing: there the model is left as it is.
 
     >>> for layer in model.layers:                                         # doctest: +SKIP
     ...     torch.distributed.fsdp.fully_shard(layer)
@@ -45,7 +46,10 @@ def quantize_all_gather_(model: nn.Module, block: SquareBlock | None = None) -> 
         found = {f"the block of {name}": one for name, _, one in chosen}
         return {**found, **{f"the shape of {name}": tuple(param._orig_size) for name, param, _ in chosen}}
 
-    agree(_OP, _group_of(model), describe)
+    group = _group_of(model)
+    agree(_OP, group, describe)
+    if group.size() == 1:
+        return []
     for _, param, one in chosen:
         _attach(param, one)
     for module in model.modules():
