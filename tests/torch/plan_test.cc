@@ -186,38 +186,40 @@ TEST(Layout, AGemmHasItsOwn) {
     EXPECT_EQ(layout(recipe), ScaleLayout::kSwizzled) << recipe;
 }
 
+// What a plan keeps of w; only the fields named here differ from call to call.
+struct KeptCase {
+  std::string_view recipe;
+  bool needs_dx = true, cached_w = false, w_stays = true;
+};
+
+KeptW kept_w_of(const KeptCase& of) {
+  const Recipe recipe = parse_recipe(of.recipe, "test");
+  return decide({.recipe = recipe,
+                 .device = c10::kCPU,
+                 .rows = 64,
+                 .groups = 2,
+                 .n = 96,
+                 .k = 64,
+                 .needs_dx = of.needs_dx,
+                 .cached_w = of.cached_w,
+                 .w_stays = of.w_stays})
+      .kept_w;
+}
+
 TEST(Plan, OfWItKeepsTheFormForDgradOrWItselfAndOnlyIfDxIsNeeded) {
-  const auto kept = [](std::string_view text, bool needs_dx, bool cached) {
-    const Recipe recipe = parse_recipe(text, "test");
-    return decide({.recipe = recipe,
-                   .device = c10::kCPU,
-                   .rows = 64,
-                   .groups = 2,
-                   .n = 96,
-                   .k = 64,
-                   .needs_dx = needs_dx,
-                   .cached_w = cached})
-        .kept_w;
-  };
+  constexpr std::string_view kKeeps = "mxfp8_rceil_128", kDoesNot = "mxfp8_rceil_128:keep_w=false";
   for (const bool cached : {false, true}) {
-    EXPECT_EQ(kept("mxfp8_rceil_128", true, cached), KeptW::kTransposed);
-    EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", false, cached), KeptW::kNothing);
+    EXPECT_EQ(kept_w_of({.recipe = kKeeps, .cached_w = cached}), KeptW::kTransposed);
+    EXPECT_EQ(kept_w_of({.recipe = kDoesNot, .needs_dx = false, .cached_w = cached}),
+              KeptW::kNothing);
   }
-  EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", true, false), KeptW::kItself);
-  EXPECT_EQ(kept("mxfp8_rceil_128:keep_w=false", true, true), KeptW::kTransposed);
+  EXPECT_EQ(kept_w_of({.recipe = kDoesNot}), KeptW::kItself);
+  EXPECT_EQ(kept_w_of({.recipe = kDoesNot, .cached_w = true}), KeptW::kTransposed);
 }
 
 TEST(Plan, OfAWThatWasMadeForTheCallItKeepsTheForm) {
-  const Recipe recipe = parse_recipe("mxfp8_rceil_128:keep_w=false", "test");
-  const Plan plan = decide({.recipe = recipe,
-                            .device = c10::kCPU,
-                            .rows = 64,
-                            .groups = 2,
-                            .n = 96,
-                            .k = 64,
-                            .needs_dx = true,
-                            .w_stays = false});
-  EXPECT_EQ(plan.kept_w, KeptW::kTransposed);
+  EXPECT_EQ(kept_w_of({.recipe = "mxfp8_rceil_128:keep_w=false", .w_stays = false}),
+            KeptW::kTransposed);
 }
 
 TEST(Packed, EveryRecipeComesBackFromItsInteger) {
