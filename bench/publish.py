@@ -11,10 +11,10 @@ import json
 import pathlib
 import sys
 
+import engines_tables
 import exchange_tables
 import hf_tables
 import moe_tables
-import symmetric_tables
 from doc_tables import about, median_of, source, table_of
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -289,7 +289,7 @@ TABLES = [
     ("docs/HUGGING_FACE.md", "hf", f"{GPU}/hf.json", hf_tables.speed_table),
     ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
-    ("docs/EXPERT_PARALLEL.md", "symmetric", f"{GPU}/symmetric.json", symmetric_tables.one_process_table),
+    ("docs/EXPERT_PARALLEL.md", "symmetric", f"{GPU}/engines.json", engines_tables.one_process_table),
     *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),
 ]
 
