@@ -234,43 +234,55 @@ TEST(WgradSchedule, TakesEveryTileOnceForAnyOffs) { check_any_offs<Ragged::kDept
 TEST(WgradSchedule, TakesEveryTileOnceOnAnyDevice) { check_any_device<Ragged::kDepth>(); }
 TEST(WgradSchedule, TakesEveryTileOnceOfManyGroups) { check_many_groups<Ragged::kDepth>(); }
 
-// Compares TileQueue, which orders pairs of CTAs by when they will be free, with a sorted list of
-// exact times.
-TEST(TileQueue, HasPairsInTheOrderInWhichTheyWillBeFree) {
+// Compares a queue of pairs of CTAs, ordered by when they will be free, with a sorted list of exact
+// times. `make(pairs, me)` returns a queue.
+template <class Make>
+void check_queue(Make&& make, const std::vector<int64_t>& longest_times, int most) {
   Random random(3);
-  for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 64, 65, 66, kMaxPairs}) {
-    std::vector<int> counts, times;
-    for (int i = 0; i < 40 * kTimes; ++i) {
-      counts.push_back(static_cast<int>(random.between(1, pairs)));
-      // Some times are long, because the queue resets its clock after 2^30 / kMaxPairs and caps a
-      // time at 2^20.
-      times.push_back(static_cast<int>(random.pick<int64_t>(
-          {random.between(0, 12), random.between(0, 1000), random.between(0, 1 << 20), 1 << 24})));
-    }
-    std::vector<std::vector<int>> order;  // after each pass, by place
-    CtaOnHost::instance().run(cuda::kWarp, random.pick({LaneOrder::kUp, LaneOrder::kDown}), [&] {
-      static uint32_t entries[kMaxPairs];
-      sm90::TileQueue queue(entries, pairs);
-      for (size_t i = 0; i < counts.size(); ++i) {
-        std::vector<int> places(pairs, -1);
-        for (int pair = 0; pair < pairs; ++pair) {
-          const int before = queue.before(pair);
-          if (before >= 0 && before < pairs) places[before] = pair;
-        }
-        if (threadIdx.x == 0) order.push_back(places);
-        queue.pass(counts[i], times[i]);
+  for (const int pairs : {1, 2, 3, 31, 32, 33, 39, 57, 63, 64, 65, 66, kMaxPairs})
+    for (const int64_t longest : longest_times) {
+      std::vector<int> counts, times;
+      for (int i = 0; i < 40 * kTimes; ++i) {
+        counts.push_back(static_cast<int>(random.between(1, pairs)));
+        times.push_back(static_cast<int>(random.between(0, longest)));
       }
-    });
-    std::vector<std::pair<int64_t, int>> expected;  // when it is free, pair
-    for (int pair = 0; pair < pairs; ++pair) expected.push_back({0, pair});
-    for (size_t i = 0; i < counts.size(); ++i) {
-      for (int place = 0; place < pairs; ++place)
-        ASSERT_EQ(order[i][place], expected[place].second) << pairs << " pairs, pass " << i;
-      for (int place = 0; place < counts[i]; ++place)
-        expected[place].first += std::min(times[i], 1 << 20);
-      std::ranges::sort(expected);
+      const auto me = static_cast<int>(random.between(0, pairs - 1));
+      std::vector<int> positions;
+      bool agree = true;
+      CtaOnHost::instance().run(cuda::kWarp, random.pick({LaneOrder::kUp, LaneOrder::kDown}), [&] {
+        auto queue = make(pairs, me);
+        for (size_t i = 0; i < counts.size(); ++i) {
+          const int position = queue.take(counts[i], times[i]);
+          if (i == positions.size()) positions.push_back(position);
+          agree = agree && position == positions[i];
+        }
+      });
+      ASSERT_TRUE(agree) << "lanes differ";
+      std::vector<std::pair<int64_t, int>> expected;  // when it is free, pair
+      for (int pair = 0; pair < pairs; ++pair) expected.push_back({0, pair});
+      for (size_t i = 0; i < counts.size(); ++i) {
+        int position = -1;
+        for (int place = 0; place < counts[i]; ++place) {
+          if (expected[place].second == me) position = place;
+          expected[place].first += std::min(times[i], most);
+        }
+        ASSERT_EQ(positions[i], position) << pairs << " pairs, pair " << me << ", run " << i;
+        std::ranges::sort(expected);
+      }
     }
-  }
+}
+
+TEST(TileQueue, GivesTilesToThePairsThatAreFreeFirst) {
+  static uint32_t entries[kMaxPairs];
+  // The queue resets its clock after 2^30 / kMaxPairs, and caps a time at 2^20.
+  check_queue([](int pairs, int me) { return sm90::TileQueue(entries, pairs, me); },
+              {12, 1000, 1 << 20, 1 << 24}, 1 << 20);
+}
+
+TEST(BucketQueue, GivesTilesToThePairsThatAreFreeFirst) {
+  constexpr int kLongest = sm90::BucketQueue::kLongest;
+  check_queue([](int pairs, int me) { return sm90::BucketQueue(pairs, me); }, {1, 10, kLongest},
+              kLongest);
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include <ucontext.h>
 
 #include <atomic>
+#include <bit>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -138,6 +139,15 @@ T __reduce_add_sync(unsigned mask, T value) {
   for (int i = 0; i < 32; ++i) sum += moxie::testing::from_bits<T>(all[i]);
   return sum;
 }
+inline unsigned __ballot_sync(unsigned mask, bool value) {
+  if (mask != ~0u) std::abort();
+  const uint64_t* all = moxie::testing::CtaOnHost::instance().exchange(value);
+  unsigned bits = 0;
+  for (int i = 0; i < 32; ++i) bits |= all[i] ? 1u << i : 0;
+  return bits;
+}
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline int __ffs(int bits) { return bits ? std::countr_zero(static_cast<unsigned>(bits)) + 1 : 0; }
 inline void __syncwarp() { moxie::testing::CtaOnHost::instance().exchange(0); }
 inline void __syncthreads() { moxie::testing::CtaOnHost::instance().barrier(true); }
 // Fibers switch at collectives only, so nothing comes between.

@@ -91,6 +91,9 @@ class Consumer {
           left -= kQuad;
           steps<kQuad, Promotion::kAdd>(left, next_live, product, sums);
         } while (left >= kQuad && !next_is_wild());
+      } else if (left >= 2) {
+        left -= 2;
+        steps<2, Promotion::kAdd>(left, next_live, product, sums);
       } else {
         left -= 1;
         steps<1, Promotion::kAdd>(left, next_live, product, sums);

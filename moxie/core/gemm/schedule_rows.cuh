@@ -2,37 +2,51 @@
 // b stays in L2, within a band row by row.
 //
 // Tiles are handed out in runs: the tiles of a run cost the same. A band of a group has two runs:
-// full tiles, then the rest (the shorter tiles at the end of the group; may be none). The TileQueue
-// says which pair takes which tile of a run.
+// full tiles, then the rest (the shorter tiles at the end of the group; may be none). The
+// BucketQueue says which pair takes which tile of a run.
 #pragma once
 
-#include "moxie/core/gemm/tile_queue.cuh"
+#include "moxie/core/gemm/bucket_queue.cuh"
 #include "moxie/core/gemm/warp_walk.cuh"
 
 namespace moxie::sm90 {
+
+// Cost of a tile of `blocks` * 64 rows, in tenths of a full tile's. A warpgroup's step takes 256
+// clocks of the tensor cores, 120 of latency and 130 of promotion. One warpgroup is bound by that
+// chain (about 500 clocks), two about equally by both (512), three by the tensor cores (768). The
+// end of a tile takes 1.75 steps of a full tile, whatever its rows.
+template <class Tile>
+constexpr __device__ int tile_time(int blocks, int steps) {
+  const int of_step = Tile::kConsumers == 2 ? (blocks == 1 ? 9 : 10)
+                      : blocks == 1         ? 6
+                      : blocks == 2         ? 7
+                                            : 10;
+  return (4 * of_step * steps + 7 * 10) / (4 * steps + 7);
+}
 
 template <class Tile>
 class RowsSchedule {
  public:
   using Shared = ScheduleShared<Ragged::kRows>;
 
-  __device__ RowsSchedule(const ScheduleParams& p, Shared& shared, int cta_in_pair)
+  __device__ RowsSchedule(const ScheduleParams& p, Shared&, int cta_in_pair)
       : p_(p),
         cta_in_pair_(cta_in_pair),
-        me_(static_cast<int>(blockIdx.x) / kCluster),
         pairs_(static_cast<int>(gridDim.x) / kCluster),
         columns_(ceil_div(p.n, kTileN * kCluster)),
-        queue_(shared.queue, pairs_),
-        walk_(p) {}
+        queue_(pairs_, static_cast<int>(blockIdx.x) / kCluster),
+        walk_(p) {
+#pragma unroll
+    for (int i = 0; i < Tile::kConsumers; ++i) times_[i] = tile_time<Tile>(i + 1, p.k_blocks);
+  }
 
   __device__ Work next() {
     for (;;) {
       while (passed_ == tiles_)
         if (!next_run()) return {};
-      const int count = min(tiles_ - passed_, pairs_), before = queue_.before(me_);
-      queue_.pass(count, time_);
+      const int count = min(tiles_ - passed_, pairs_), position = queue_.take(count, time_);
       passed_ += count;
-      if (before < count) return tile(passed_ - count + before);
+      if (position >= 0) return tile(passed_ - count + position);
     }
   }
 
@@ -48,7 +62,10 @@ class RowsSchedule {
     }
     width_ = min(p_.band, columns_ - band_begin_);
     tiles_ = width_ * (is_full_ ? full_rows_ : rest_rows_);
-    time_ = walk_.group == p_.groups ? 1 : step_time<Tile>(blocks());
+    time_ = 1;  // of tiles without steps
+#pragma unroll
+    for (int i = 0; i < Tile::kConsumers; ++i)
+      if (walk_.group < p_.groups && blocks() == i + 1) time_ = times_[i];
     return true;
   }
 
@@ -92,8 +109,9 @@ class RowsSchedule {
   }
 
   const ScheduleParams& p_;
-  int cta_in_pair_, me_, pairs_, columns_;
-  TileQueue queue_;
+  int cta_in_pair_, pairs_, columns_;
+  int times_[Tile::kConsumers];  // costs of tiles with 1, 2, .. blocks
+  BucketQueue queue_;
   WarpWalk walk_;
   // The state before the first group: the band is past all columns and its last run is done, so the
   // first call of next_run() moves to the first group.

@@ -45,7 +45,7 @@ class WgradSchedule {
         tiles_m_(ceil_div(p.m, Tile::kM)),
         columns_(ceil_div(p.n, kTileN * kCluster)),
         rounds_(max(0, (2 * tiles_m_ * columns_ / pairs_ - 1) / 2)),
-        queue_(shared.queue, pairs_) {
+        queue_(shared.queue, pairs_, me_) {
     if (p.groups <= Shared::kSorted) sort_groups(shared, p);
     walk_.next();
   }
@@ -83,11 +83,11 @@ class WgradSchedule {
       if (place_ == p_.groups) return {};
       Work work = in_place(place_);
       while (first + passed_ < end) {
-        const int count = min(end - first - passed_, most), before = queue_.before(me_);
-        queue_.pass(count, work.k_blocks + kEndSteps);
+        const int count = min(end - first - passed_, most);
+        const int position = queue_.take(count, work.k_blocks + kEndSteps);
         passed_ += count;
-        if (before >= count) continue;
-        set_tile(work, first + passed_ - count + before);
+        if (position < 0) continue;
+        set_tile(work, first + passed_ - count + position);
         return work;
       }
     }

@@ -9,37 +9,39 @@
 
 namespace moxie::sm90 {
 
-// Cost of one step in a tile of `blocks` * 64 rows, in tenths of a full tile's. A warpgroup's step
-// takes 256 clocks of the tensor cores, 120 of latency and 130 of promotion. One warpgroup is bound
-// by that chain (about 500 clocks), two about equally by both (512), three by the tensor cores
-// (768).
-template <class Tile>
-constexpr __device__ int step_time(int blocks) {
-  if (Tile::kConsumers == 2) return blocks == 1 ? 9 : 10;
-  return blocks == 1 ? 6 : blocks == 2 ? 7 : 10;
-}
-
 // The pairs, sorted by the time at which they become free. An entry is time * kMaxPairs + pair.
 // Used by one whole warp.
 class TileQueue {
  public:
-  __device__ TileQueue(uint32_t (&queue)[kMaxPairs], int pairs) : queue_(queue), pairs_(pairs) {
+  __device__ TileQueue(uint32_t (&queue)[kMaxPairs], int pairs, int me)
+      : queue_(queue), pairs_(pairs), me_(me) {
     for (int i = cuda::lane_index(); i < pairs; i += cuda::kWarp)
       queue_[i] = static_cast<uint32_t>(i);
     __syncwarp();
   }
 
-  // The position of this pair in the queue.
-  __device__ int before(int pair) const {
+  // Each of the first `count` pairs takes a tile that costs `time`. Returns the position of this
+  // pair among them, or -1 if it takes none.
+  __device__ int take(int count, int time) {
+    const int position = my_position();
+    if (count < pairs_) move(count, time);  // else the order stays
+    return position < count ? position : -1;
+  }
+
+ private:
+  static constexpr int kMine = (kMaxPairs + cuda::kWarp - 1) / cuda::kWarp;
+  static constexpr int kLongest = 1 << 20;    // the most that one tile's cost adds to a time
+  static constexpr uint32_t kLate = 1 << 30;  // times are reset from here on, to fit 32 bits
+  static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
+
+  __device__ int my_position() const {
     int found = 0;
     for (int i = cuda::lane_index(); i < pairs_; i += cuda::kWarp)
-      if (queue_[i] % kMaxPairs == static_cast<uint32_t>(pair)) found = i;
+      if (queue_[i] % kMaxPairs == static_cast<uint32_t>(me_)) found = i;
     return __reduce_add_sync(~0u, found);
   }
 
-  // Each of the first `count` pairs takes a tile that costs `time`.
-  __device__ void pass(int count, int time) {
-    if (count == pairs_) return;  // all pairs move by the same time: the order stays
+  __device__ void move(int count, int time) {
     const uint32_t took = static_cast<uint32_t>(min(time, kLongest)) * kMaxPairs;
     // Once the earliest time is late (kLate), it is subtracted from all, so that no time overflows.
     const uint32_t gone = queue_[0] < kLate ? 0 : queue_[0] / kMaxPairs * kMaxPairs;
@@ -64,12 +66,6 @@ class TileQueue {
     __syncwarp();
   }
 
- private:
-  static constexpr int kMine = (kMaxPairs + cuda::kWarp - 1) / cuda::kWarp;
-  static constexpr int kLongest = 1 << 20;    // the most that one tile's cost adds to a time
-  static constexpr uint32_t kLate = 1 << 30;  // times are reset from here on, to fit 32 bits
-  static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
-
   // The number of queue entries in [begin, end) that are below `entry` once `later` is added.
   __device__ int less(int begin, int end, uint32_t later, uint32_t entry) const {
     const int first = begin;
@@ -84,7 +80,7 @@ class TileQueue {
   }
 
   uint32_t (&queue_)[kMaxPairs];
-  int pairs_;
+  int pairs_, me_;
 };
 
 }  // namespace moxie::sm90

@@ -66,13 +66,11 @@ struct ScheduleParams {
 
 // A schedule's shared memory.
 template <Ragged kRagged>
-struct ScheduleShared {
-  uint32_t queue[kMaxPairs];  // tile_queue.cuh
-};
+struct ScheduleShared {};
 
 template <>
 struct ScheduleShared<Ragged::kDepth> {
-  uint32_t queue[kMaxPairs];
+  uint32_t queue[kMaxPairs];  // tile_queue.cuh
   // Up to this many groups are sorted by depth. Shared memory has no room for more, and with many
   // groups each is a small part of the work, so more groups run in their own order.
   static constexpr int kSorted = 64;
