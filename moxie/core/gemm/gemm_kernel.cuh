@@ -119,10 +119,19 @@ inline CUtensorMap out_map(const FloatView& out, int64_t rows, int64_t n) {
 // Pairs of CTAs that the current device runs at once (one CTA per SM).
 inline int pairs_at_once() { return min(num_multiprocessors(-1) / kCluster, kMaxPairs); }
 
+// When the kernel may begin.
+enum class Start {
+  kAfterPrevious,
+  // While the kernel before it in the stream runs, which must have called ptx::launch_dependents().
+  // What that kernel writes may be read after ptx::wait_for_previous_kernel() only.
+  kBesidePrevious,
+};
+
 struct GemmLaunch {
   std::string_view op;
   void* stream;
   int64_t pairs;  // upper bound of the pairs of CTAs that have work
+  Start start = Start::kAfterPrevious;
 };
 
 template <class Tile, class Out>
@@ -135,17 +144,19 @@ void launch_kernel(const GemmLaunch& how, const GemmParams& params) {
   MOXIE_CHECK(capability == 90, how.op, ": the Hopper kernel needs compute capability 9.0, got ",
               capability / 10, ".", capability % 10);
   cuda::allow_shared(how.op, reinterpret_cast<const void*>(kernel), kShared);
-  cudaLaunchAttribute cluster{};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {kCluster, 1, 1};
+  cudaLaunchAttribute attributes[2]{};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim = {kCluster, 1, 1};
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   const int64_t pairs = min<int64_t>(pairs_at_once(), how.pairs);
   config.gridDim.x = static_cast<unsigned>(pairs * kCluster);
   config.blockDim.x = Tile::kThreads;
   config.dynamicSmemBytes = kShared;
   config.stream = static_cast<cudaStream_t>(how.stream);
-  config.attrs = &cluster;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = how.start == Start::kBesidePrevious ? 2 : 1;
   GemmParams with_counter = params;
   if (Tile::kRagged == Ragged::kDepth)
     with_counter.throttle = next_throttle_counter(static_cast<int>(pairs));

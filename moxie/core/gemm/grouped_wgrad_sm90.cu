@@ -1,5 +1,6 @@
 #include "moxie/core/gemm/backends.h"
 #include "moxie/core/gemm/gemm_kernel.cuh"
+#include "moxie/core/ptx/grid_dependency.cuh"
 #include "moxie/core/ptx/tensor_map_change.cuh"
 #include "moxie/core/tile/group_search.cuh"
 
@@ -16,6 +17,7 @@ struct GroupMapsParams {
 __global__ __launch_bounds__(cuda::kThreads) void group_maps_kernel(
     const __grid_constant__ GroupMapsParams p) {
   __shared__ cuda::RowTileSearch search;
+  ptx::launch_dependents();
   cuda::for_each_group(p.panels, kTileK, search, [&](const Panel& panel) {
     GroupMaps& maps = p.maps[panel.index];
     maps = p.whole;
@@ -63,13 +65,15 @@ void grouped_wgrad(const GroupedWgradArgs& args, const Panels& panels, void* str
   p.add = args.sum == Sum::kAdd;
   const int64_t pairs =
       groups * ceil_div<int64_t>(m, tile.rows) * ceil_div<int64_t>(n, kTileN * kCluster);
+  GemmLaunch how{"grouped_wgrad", stream, pairs};
   if (args.padding == Padding::kAnything && args.offs) {
     auto* const maps = reinterpret_cast<GroupMaps*>(args.workspace.data);
     cuda::launch({"grouped_wgrad", stream, 1}, group_maps_kernel,
                  GroupMapsParams{.whole = {p.a, p.b}, .panels = panels, .maps = maps});
     p.group_maps = maps;
+    how.start = Start::kBesidePrevious;  // the maps are first needed at the end of a tile
   }
-  launch_gemm<Ragged::kDepth>({"grouped_wgrad", stream, pairs}, p, tile, args.out.format);
+  launch_gemm<Ragged::kDepth>(how, p, tile, args.out.format);
 }
 
 }  // namespace moxie::sm90
