@@ -91,7 +91,7 @@ class Consumer {
           left -= kQuad;
           steps<kQuad, Promotion::kAdd>(left, next_live, product, sums);
         } while (left >= kQuad && !next_is_wild());
-      } else if (left >= 2) {
+      } else if (Tile::kSpans > 1 && left >= 2) {  // pairs of steps make forward 0.5 % slower
         left -= 2;
         steps<2, Promotion::kAdd>(left, next_live, product, sums);
       } else {

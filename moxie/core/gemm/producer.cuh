@@ -24,18 +24,19 @@ class EndMaps {
     if (Tile::kRagged == Ragged::kRows || !p_.group_maps) return {&p_.a, &p_.b};
     const GroupMaps& of_group = p_.group_maps[work.group];
     // A ring of stages ahead, so that TMA has read the maps when it needs them.
-    if (work.group != acquired_ && step >= work.k_blocks - Tile::kStages) {
-      if (acquired_ < 0) ptx::wait_for_previous_kernel();
+    if (step >= work.k_blocks - Tile::kStages && !is_acquired(work.group)) {
+      if (last_ < 0) ptx::wait_for_previous_kernel();
       acquire(&of_group.a);
       acquire(&of_group.b);
-      acquired_ = work.group;
+      last_ = work.group;
+      if (last_ < 64) acquired_ |= 1ull << last_;
     }
     if (step < work.k_blocks - 1) return {&p_.a, &p_.b};
     return {&of_group.a, &of_group.b};
   }
   // Call after the last step: the maps are in memory that is freed after this kernel.
   __device__ void finish() const {
-    if (Tile::kRagged == Ragged::kDepth && p_.group_maps && acquired_ < 0)
+    if (Tile::kRagged == Ragged::kDepth && p_.group_maps && last_ < 0)
       ptx::wait_for_previous_kernel();
   }
 
@@ -46,8 +47,15 @@ class EndMaps {
     ptx::prefetch_tensormap(map);
   }
 
+  __device__ __forceinline__ bool is_acquired(int group) const {
+    return group < 64 ? acquired_ >> group & 1 : group == last_;
+  }
+
   const GemmParams& p_;
-  int acquired_ = -1;  // the group whose maps TMA may use
+  // Groups whose maps TMA may use: of the first 64 all, because an acquire takes most of a step and
+  // a pair comes to a group twice; of the others the last one.
+  uint64_t acquired_ = 0;
+  int last_ = -1;
 };
 
 // Runs in one thread. Both CTAs of a pair need the same rows of a: each loads half of them and

@@ -10,11 +10,11 @@
 namespace moxie::sm90 {
 
 // The pairs, sorted by the time at which they become free. An entry is time * kMaxPairs + pair.
-// Used by one whole warp.
+// Used by one whole warp, of which every lane has several entries.
 class TileQueue {
  public:
   __device__ TileQueue(uint32_t (&queue)[kMaxPairs], int pairs, int me)
-      : queue_(queue), pairs_(pairs), me_(me) {
+      : queue_(queue), pairs_(pairs), position_(me) {
     for (int i = cuda::lane_index(); i < pairs; i += cuda::kWarp)
       queue_[i] = static_cast<uint32_t>(i);
     __syncwarp();
@@ -23,7 +23,7 @@ class TileQueue {
   // Each of the first `count` pairs takes a tile that costs `time`. Returns the position of this
   // pair among them, or -1 if it takes none.
   __device__ int take(int count, int time) {
-    const int position = my_position();
+    const int position = position_;
     if (count < pairs_) move(count, time);  // else the order stays
     return position < count ? position : -1;
   }
@@ -34,53 +34,51 @@ class TileQueue {
   static constexpr uint32_t kLate = 1 << 30;  // times are reset from here on, to fit 32 bits
   static_assert(kLate + 2ull * kLongest * kMaxPairs < 1ull << 32);
 
-  __device__ int my_position() const {
-    int found = 0;
-    for (int i = cuda::lane_index(); i < pairs_; i += cuda::kWarp)
-      if (queue_[i] % kMaxPairs == static_cast<uint32_t>(me_)) found = i;
-    return __reduce_add_sync(~0u, found);
-  }
-
   __device__ void move(int count, int time) {
     const uint32_t took = static_cast<uint32_t>(min(time, kLongest)) * kMaxPairs;
     // Once the earliest time is late (kLate), it is subtracted from all, so that no time overflows.
     const uint32_t gone = queue_[0] < kLate ? 0 : queue_[0] / kMaxPairs * kMaxPairs;
     const uint32_t later = took - gone, others_later = 0 - gone;
+    // The entries that take a tile and the others both stay sorted. This merges the two parts: each
+    // entry finds by bisection how many entries of the other part come before it. All lanes take
+    // as many steps, so that the loads of a lane's entries overlap.
     uint32_t entry[kMine];
-    int place[kMine];
+    int found[kMine], end[kMine];  // entries of the other part from its begin on
 #pragma unroll
     for (int m = 0; m < kMine; ++m) {
       const int i = m * cuda::kWarp + cuda::lane_index();
-      if (i >= pairs_) break;
-      // The entries that take a tile and the others both stay sorted. This merges the two parts:
-      // each entry finds its place in the other part.
-      const bool takes = i < count;
-      entry[m] = queue_[i] + (takes ? later : others_later);
-      place[m] = takes ? i + less(count, pairs_, others_later, entry[m])
-                       : i - count + less(0, count, later, entry[m]);
+      entry[m] = queue_[min(i, pairs_ - 1)] + (i < count ? later : others_later);
+      found[m] = i < count ? count : 0;
+      end[m] = i < count ? pairs_ : count;
     }
-    __syncwarp();
 #pragma unroll
-    for (int m = 0; m < kMine; ++m)
-      if (m * cuda::kWarp + cuda::lane_index() < pairs_) queue_[place[m]] = entry[m];
+    for (int step = kSearch; step > 0; step /= 2)
+#pragma unroll
+      for (int m = 0; m < kMine; ++m) {
+        const int at = found[m] + step - 1;
+        const uint32_t other =
+            queue_[min(at, kMaxPairs - 1)] +
+            (m * cuda::kWarp + cuda::lane_index() < count ? others_later : later);
+        if (at < end[m] && other < entry[m]) found[m] += step;
+      }
+    __syncwarp();
+    int mine = 0;
+#pragma unroll
+    for (int m = 0; m < kMine; ++m) {
+      const int i = m * cuda::kWarp + cuda::lane_index();
+      const int place = i < count ? i + found[m] - count : i - count + found[m];
+      if (i < pairs_) queue_[place] = entry[m];
+      if (i == position_) mine = place;
+    }
+    position_ = __reduce_add_sync(~0u, mine);
     __syncwarp();
   }
 
-  // The number of queue entries in [begin, end) that are below `entry` once `later` is added.
-  __device__ int less(int begin, int end, uint32_t later, uint32_t entry) const {
-    const int first = begin;
-    while (begin < end) {
-      const int middle = (begin + end) / 2;
-      if (queue_[middle] + later < entry)
-        begin = middle + 1;
-      else
-        end = middle;
-    }
-    return begin - first;
-  }
+  static constexpr int kSearch = 64;  // the largest power of 2 up to kMaxPairs
+  static_assert(kSearch <= kMaxPairs && kMaxPairs < 2 * kSearch);
 
   uint32_t (&queue_)[kMaxPairs];
-  int pairs_, me_;
+  int pairs_, position_;  // position_: of this pair
 };
 
 }  // namespace moxie::sm90
