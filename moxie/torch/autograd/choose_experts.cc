@@ -29,6 +29,7 @@ struct ChooseExperts : torch::autograd::Function<ChooseExperts> {
     const auto [weights, ids, counts] = ops::select_experts(logits, how.bias, how.k, how.options);
     ctx->save_for_backward({weight.requires_grad() ? x : Tensor(), weight, logits, ids});
     ctx->mark_non_differentiable({ids, counts});
+    ctx->set_materialize_grads(false);  // or torch makes zeros for both in every backward
     ctx->saved_data["dtype"] = x.scalar_type();
     ctx->saved_data["sigmoid"] = how.options.sigmoid;
     ctx->saved_data["normalize"] = how.options.normalize;

@@ -30,10 +30,12 @@ struct PadGroups : torch::autograd::Function<PadGroups> {
     ctx->save_for_backward({offs, starts});
     ctx->saved_data["num_rows"] = x.sym_size(0);
     ctx->mark_non_differentiable({starts, ends});
+    ctx->set_materialize_grads(false);  // or torch makes zeros for both in every backward
     return {padded, starts, ends};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list grads) {
+    if (!grads[0].defined()) return variable_list(3);
     const auto saved = ctx->get_saved_variables();
     const auto num_rows = ctx->saved_data["num_rows"].toSymInt();
     return {ops::unpad_groups(grads[0], saved[0], saved[1], num_rows), {}, {}};

@@ -19,6 +19,7 @@ struct SelectExperts : torch::autograd::Function<SelectExperts> {
     const auto [weights, ids, counts] = ops::select_experts(logits, bias, k, options);
     ctx->save_for_backward({logits, ids});
     ctx->mark_non_differentiable({ids, counts});
+    ctx->set_materialize_grads(false);  // or torch makes zeros for both in every backward
     ctx->saved_data["sigmoid"] = options.sigmoid;
     ctx->saved_data["normalize"] = options.normalize;
     ctx->saved_data["scale"] = options.scale;
