@@ -1,6 +1,6 @@
 // A stable counting sort in three launches: count the experts in each piece of slots; scan the
-// counts of each expert over pieces; assign rows. Atomics only count, they never decide an order,
-// so the same ids give the same rows.
+// counts of each expert over pieces; assign rows. If there is one piece, the last is enough.
+// Atomics only count, they never decide an order, so the same ids give the same rows.
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/route/backends.h"
 
@@ -57,38 +57,39 @@ __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ 
   if (lane_index() == 0) p.total[e] = before;
 }
 
-// Computes the end of each expert's rows from the totals. All threads must call it.
-__device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups]) {
+// Computes the end of each expert's rows from total_of(expert). All threads must call it.
+template <class TotalOf>
+__device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups], TotalOf&& total_of) {
   __shared__ int32_t of_warp[kWarps];
   const int64_t share = ceil_div<int64_t>(p.experts, kThreads);
   const int64_t first = min<int64_t>(threadIdx.x * share, p.experts);
   const int64_t last = min<int64_t>(first + share, p.experts);
   int32_t mine = 0;
-  for (int64_t e = first; e < last; ++e) mine += p.total[e];
+  for (int64_t e = first; e < last; ++e) mine += total_of(e);
   const int32_t upto = scan_warp(mine);
   if (lane_index() == kWarp - 1) of_warp[warp_index()] = upto;
   __syncthreads();
   int32_t end = upto - mine;
   for (int w = 0; w < warp_index(); ++w) end += of_warp[w];
-  for (int64_t e = first; e < last; ++e) ends[e] = end += p.total[e];
+  for (int64_t e = first; e < last; ++e) ends[e] = end += total_of(e);
   __syncthreads();
 }
 
+enum class Pieces { kOne, kAny };
+
 // Assigns a row to each slot. A warp takes 32 slots at a time and counts, for each of them, the
 // earlier slots with the same expert.
+template <Pieces kPieces>
 __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__ RouteParams p) {
   constexpr int kRounds = kRoutePiece / kThreads;
   __shared__ int32_t ends[kMaxGroups];
   __shared__ int32_t counts[kWarps][kMaxGroups];
   const int64_t piece = work_index();
-  // Without tokens there are no pieces, but one CTA must still store the ends, which are all 0.
   if (piece >= max<int64_t>(p.pieces, 1)) return;
   for (int64_t e = threadIdx.x; e < p.experts; e += kThreads)
 #pragma unroll
     for (int w = 0; w < kWarps; ++w) counts[w][e] = 0;
-  find_ends(p, ends);
-  if (piece == 0)
-    for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) p.offs[e] = ends[e];
+  __syncthreads();
   const int64_t begin = piece * kRoutePiece + warp_index() * kRounds * kWarp + lane_index();
   int32_t expert[kRounds], rank[kRounds];
 #pragma unroll
@@ -104,12 +105,21 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__
     __syncwarp();
   }
   __syncthreads();
+  find_ends(p, ends, [&](int64_t e) {
+    if (kPieces == Pieces::kAny) return p.total[e];
+    int32_t total = 0;
+    for (int w = 0; w < kWarps; ++w) total += counts[w][e];
+    return total;
+  });
+  if (piece == 0)
+    for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) p.offs[e] = ends[e];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i) {
     const int64_t slot = begin + i * kWarp;
     if (slot >= p.slots) break;
     const int32_t e = expert[i];
-    int32_t row = rank[i] + p.piece[e * p.pieces + piece] + (e > 0 ? ends[e - 1] : 0);
+    int32_t row = rank[i] + (e > 0 ? ends[e - 1] : 0);
+    if (kPieces == Pieces::kAny) row += p.piece[e * p.pieces + piece];
     for (int w = 0; w < warp_index(); ++w) row += counts[w][e];
     p.row_of[slot] = row;
     p.slot_of[row] = static_cast<int32_t>(slot);
@@ -167,9 +177,11 @@ void route(const RouteArgs& args, void* stream) {
                            .slots = numel(args.ids.shape),
                            .experts = args.offs.dim(0),
                            .pieces = ceil_div<int64_t>(numel(args.ids.shape), kRoutePiece)};
+  // Without tokens there are no pieces, but one CTA must still store the ends, which are all 0.
+  if (params.pieces <= 1) return launch({"route", stream, 1}, place_kernel<Pieces::kOne>, params);
   launch({"route", stream, params.pieces}, count_kernel, params);
   launch({"route", stream, ceil_div<int64_t>(params.experts, kWarps)}, scan_kernel, params);
-  launch({"route", stream, max<int64_t>(params.pieces, 1)}, place_kernel, params);
+  launch({"route", stream, params.pieces}, place_kernel<Pieces::kAny>, params);
 }
 
 void top_k(const TopKArgs& args, void* stream) {
