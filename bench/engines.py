@@ -78,14 +78,13 @@ def copy_bandwidth() -> float:
 
 
 def bytes_of_kernels(shape: Shape, recipe: str, wire: str) -> dict[str, tuple[int, int]]:
-    """For each kernel of the exchange, its launches in a step and the bytes that they together cannot avoid: every byte read once
-    and written once."""
+    """For each kernel of the exchange that moves rows here, its launches in a step and the bytes that they together cannot avoid:
+    every byte read once and written once. (A rank that has all experts sends nothing.)"""
     tokens, dim, _, _, top_k = shape.sizes()
     rows = tokens * top_k
     block = int(moxie.Recipe.from_name(recipe).activations.partition("x")[2]) if wire == "fp8" else 0
     row = dim + -(-dim // block) if wire == "fp8" else 2 * dim
     return {
-        "send_kernel": (2, 2 * 2 * tokens * row),  # x and dy
         # The tokens that are kept; rows of x twice, in forward and backward, and of dy once.
         "gather_kernel": (4, 2 * tokens * row + 3 * (tokens + rows) * row),
         "combine_kernel": (2, 2 * (rows + tokens) * 2 * dim),  # y and dx

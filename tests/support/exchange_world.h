@@ -118,7 +118,7 @@ struct Rank {
   View<int32_t> offs = {}, row_of = {};
   View<const float> x = {}, weights = {};
   View<const std::byte> scale = {};
-  View<int32_t> slots = {}, experts = {}, workspace = {}, row_token = {};
+  View<int32_t> slots = {}, experts = {}, own = {}, workspace = {}, row_token = {};
   View<float> row_weight = {}, rows = {}, y = {}, of_slots = {};
   View<std::byte> row_scale = {};
 };
@@ -183,6 +183,7 @@ struct World {
       rank.scale = memory.of(scales, {tokens, kScaleBytes});
       rank.slots = {memory.make<int32_t>(3 * slots), {3, slots}};
       rank.experts = {memory.make<int32_t>(expert_places(local)), {expert_places(local)}};
+      rank.own = {memory.make<int32_t>(tokens), {tokens}};
       const int64_t workspace = exchange_workspace(tokens, sizes.ranks(), sizes.experts);
       rank.workspace = {memory.make<int32_t>(workspace), {workspace}};
       rank.row_token = {memory.make<int32_t>(limits.rows), {limits.rows}};
@@ -219,6 +220,7 @@ struct World {
                      .signature = 7,
                      .slots = own.slots,
                      .experts = own.experts,
+                     .own = own.own,
                      .workspace = own.workspace},
                     exec);
     send_tokens({.memory = own.memory,
@@ -234,6 +236,8 @@ struct World {
                    .row_weight = own.row_weight},
                   exec);
     gather_rows({.memory = own.memory,
+                 .tokens = as_bytes(own.x, own.scale),
+                 .own = View<const int32_t>{own.own.data, own.own.shape},
                  .experts = experts,
                  .row_token = View<const int32_t>{own.row_token.data, own.row_token.shape},
                  .rows = as_bytes(own.rows, own.row_scale)},

@@ -104,6 +104,7 @@ void exchange_places(const ExchangePlacesArgs& args, const Exec& exec) {
   check_shape(kOp, "row_of", args.row_of.shape, {count});
   check_shape(kOp, "offs", args.offs.shape, {capacity.experts});
   check_shape(kOp, "experts", args.experts.shape, {expert_places(local_experts(args.memory))});
+  check_shape(kOp, "own", args.own.shape, {tokens});
   if (exec.backend == Backend::kCuda)
     check_shape(kOp, "workspace", args.workspace.shape,
                 {exchange_workspace(tokens, capacity.ranks, capacity.experts)});
@@ -145,13 +146,12 @@ void gather_rows(const GatherRowsArgs& args, const Exec& exec) {
   check_experts(kOp, args.memory, args.experts.shape);
   check_rows(kOp, "rows", args.rows);
   if (args.row_token) check_shape(kOp, "row_token", args.row_token->shape, {args.rows.data.dim(0)});
-  if (args.tokens) {
-    check_rows(kOp, "tokens", *args.tokens);
-    MOXIE_CHECK(args.tokens->data.dim(1) == args.rows.data.dim(1) &&
-                    args.tokens->scale.dim(1) == args.rows.scale.dim(1),
-                kOp, ": tokens and rows must have as many columns, got ", args.tokens->data.dim(1),
-                " and ", args.rows.data.dim(1));
-  }
+  check_rows(kOp, "tokens", args.tokens);
+  MOXIE_CHECK(args.tokens.data.dim(1) == args.rows.data.dim(1) &&
+                  args.tokens.scale.dim(1) == args.rows.scale.dim(1),
+              kOp, ": tokens and rows must have as many columns, got ", args.tokens.data.dim(1),
+              " and ", args.rows.data.dim(1));
+  if (args.own) check_shape(kOp, "own", args.own->shape, {args.tokens.data.dim(0)});
   dispatch(
       kOp, exec, [&] { ref::gather_rows(args); },
       [&](auto stream) { cuda::gather_rows(args, stream); });

@@ -32,9 +32,10 @@ struct ExchangeLimits {
 // slots of that rank the place is -1 - place.
 enum class SlotPlace : int64_t { kExpert, kRow, kToken };
 
-// What a rank's experts get, int32 [3 * local experts + 1]: the ends of their rows, then the begin
-// and the end of those rows that are of this rank's own tokens; at last the tokens received.
-constexpr int64_t expert_places(int64_t local_experts) { return 3 * local_experts + 1; }
+// What a rank's experts get, int32 [3 * local experts + 3]: the ends of their rows; the begins and
+// the ends of those rows that are of this rank's own tokens; the number of tokens received, and the
+// begin and the end of the own ones among them.
+constexpr int64_t expert_places(int64_t local_experts) { return 3 * local_experts + 3; }
 
 // Tokens that one CTA counts: one per thread.
 inline constexpr int64_t kExchangePiece = 256;
@@ -55,6 +56,7 @@ struct ExchangePlacesArgs {
   int32_t signature = 0;
   View<int32_t> slots;      // result, [3, T * k]
   View<int32_t> experts;    // result, [expert_places(E / ranks)]
+  View<int32_t> own;        // result, [T]: the own tokens that this rank receives, in order
   View<int32_t> workspace;  // cuda: [exchange_workspace()]; may be empty elsewhere
 };
 void exchange_places(const ExchangePlacesArgs& args, const Exec& exec);
@@ -66,7 +68,8 @@ struct RowBytes {
   View<Byte> scale;  // likewise; no columns without scales
 };
 
-// Every token goes once to each rank that has experts of it.
+// Every token goes once to each other rank that has experts of it. A rank reads its own where they
+// are.
 struct SendTokensArgs {
   const SharedMemory& memory;
   ExchangeLimits limits;
@@ -91,11 +94,14 @@ void receive_pairs(const ReceivePairsArgs& args, const Exec& exec);
 // received, in order. Rows past the last keep their bytes.
 struct GatherRowsArgs {
   const SharedMemory& memory;
-  // Absent: out of the shared memory.
-  std::optional<RowBytes<const std::byte>> tokens = std::nullopt;  // [limits.tokens, ..]
-  View<const int32_t> experts;                                     // [expert_places()]
-  std::optional<View<const int32_t>> row_token = std::nullopt;     // [limits.rows]
-  RowBytes<std::byte> rows = {};                                   // result
+  RowBytes<const std::byte>
+      tokens;  // [T, ..], as given to send_tokens; or kept, [limits.tokens, ..]
+  // Of tokens that were sent, those of this rank; the others' lie in the shared memory. Absent: all
+  // of `tokens` are those received.
+  std::optional<View<const int32_t>> own = std::nullopt;        // [T]
+  View<const int32_t> experts;                                  // [expert_places()]
+  std::optional<View<const int32_t>> row_token = std::nullopt;  // [limits.rows]
+  RowBytes<std::byte> rows = {};                                // result
 };
 void gather_rows(const GatherRowsArgs& args, const Exec& exec);
 

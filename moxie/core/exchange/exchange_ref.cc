@@ -172,11 +172,16 @@ void exchange_places(const ExchangePlacesArgs& args) {
     }
     begin = end;
   }
+  const int64_t unique = experts + memory.rank, own_begin = counts.before(memory.rank, unique);
   args.experts.data[3 * local] = static_cast<int32_t>(counts.tokens_of(memory.rank));
+  args.experts.data[3 * local + 1] = static_cast<int32_t>(own_begin);
+  args.experts.data[3 * local + 2] =
+      static_cast<int32_t>(own_begin + counts.of(memory.rank, unique));
   for (int64_t slot = 0; slot < count; ++slot) {
     const int64_t rank = expert[slot] / local;
     const auto first = static_cast<int32_t>(counts.before(memory.rank, experts + rank));
     const int32_t place = first + (token[slot] < 0 ? -1 - token[slot] : token[slot]);
+    if (rank == memory.rank) args.own.data[place - first] = static_cast<int32_t>(slot / top_k);
     row[slot] = static_cast<int32_t>(args.row_of.data[slot] + shift[expert[slot]]);
     token[slot] = token[slot] < 0 ? -1 - place : place;
     region<int32_t>(memory, rank, at.row_token)[row[slot]] = place;
@@ -194,9 +199,9 @@ void send_tokens(const SendTokensArgs& args) {
   const int64_t top_k = tokens ? count / tokens : 0;
   for (int64_t slot = 0; failure(memory) == Failure::kNone && slot < count; ++slot) {
     const int32_t place = args.slots.data[2 * count + slot];
-    if (place < 0) continue;
-    std::byte* const to =
-        region<std::byte>(memory, args.slots.data[slot] / local, offset) + place * bytes;
+    const int64_t rank = args.slots.data[slot] / local;
+    if (place < 0 || rank == memory.rank) continue;
+    std::byte* const to = region<std::byte>(memory, rank, offset) + place * bytes;
     const int64_t t = slot / top_k;
     std::memcpy(to, data.data + t * data.dim(1), data.dim(1));
     if (scale.dim(1) > 0)
@@ -238,12 +243,17 @@ void gather_rows(const GatherRowsArgs& args) {
       continue;
     }
     const int64_t t = args.row_token ? args.row_token->data[r] : r;
+    const bool is_own =
+        t >= args.experts.data[3 * local + 1] && t < args.experts.data[3 * local + 2];
+    const int64_t here = !args.own ? t
+                         : is_own  ? args.own->data[t - args.experts.data[3 * local + 1]]
+                                   : -1;
     const std::byte* const from =
-        args.tokens ? args.tokens->data.data + t * data_bytes : received + t * bytes;
+        here < 0 ? received + t * bytes : args.tokens.data.data + here * data_bytes;
     std::memcpy(to, from, data_bytes);
     if (scale_bytes > 0)
       std::memcpy(to_scale,
-                  args.tokens ? args.tokens->scale.data + t * scale_bytes : from + data_bytes,
+                  here < 0 ? from + data_bytes : args.tokens.scale.data + here * scale_bytes,
                   scale_bytes);
   }
 }

@@ -13,7 +13,7 @@ struct PlacesParams {
   const int32_t *offs, *row_of;
   const float* weights;
   int32_t *expert, *row, *token;  // by slot
-  int32_t* experts_out;
+  int32_t *experts_out, *own;
   int32_t* piece;  // [ranks, pieces]: tokens for the rank; after the scan, those before the piece
   int32_t* first;  // [ranks]: the place of this rank's first token there
   int32_t* shift;  // [experts]
@@ -162,8 +162,10 @@ __device__ void places_of_failure(const PlacesParams& p) {
     p.experts_out[i] = static_cast<int32_t>(min<int64_t>(i + 1, p.limits.rows));
     p.experts_out[local + i] = p.experts_out[2 * local + i] = 0;
   }
-  if (threadIdx.x == 0)
+  if (threadIdx.x == 0) {
     p.experts_out[3 * local] = static_cast<int32_t>(min<int64_t>(1, p.limits.tokens));
+    p.experts_out[3 * local + 1] = p.experts_out[3 * local + 2] = 0;
+  }
 }
 
 __global__ __launch_bounds__(kThreads) void meet_kernel(const __grid_constant__ PlacesParams p) {
@@ -208,7 +210,11 @@ __global__ __launch_bounds__(kThreads) void meet_kernel(const __grid_constant__ 
     if (r == p.peers.rank) p.first[rank] = tokens;
     tokens += counts[r * fields + experts + rank];
   }
-  if (rank == p.peers.rank) p.experts_out[3 * local] = tokens;
+  if (rank == p.peers.rank) {
+    p.experts_out[3 * local] = tokens;
+    p.experts_out[3 * local + 1] = p.first[rank];
+    p.experts_out[3 * local + 2] = p.first[rank] + s.unique[rank];
+  }
 }
 
 // One thread per slot.
@@ -226,6 +232,8 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__
   const int32_t row = p.row_at(slot) + p.shift[e];
   p.row[slot] = row;
   p.token[slot] = local < 0 ? -1 - place : place;
+  if (local >= 0 && rank == p.peers.rank)
+    p.own[place - p.first[rank]] = static_cast<int32_t>(slot / p.top_k);
   if (row < 0 || row >= p.limits.rows) return;  // offs and row_of that do not belong together
   p.peers.region<int32_t>(rank, p.peers.at.row_token)[row] = place;
   p.peers.region<float>(rank, p.peers.at.row_weight)[row] = p.weights[slot];
@@ -255,6 +263,7 @@ void exchange_places(const ExchangePlacesArgs& args, void* stream) {
                             .row = args.slots.data + slots,
                             .token = args.slots.data + 2 * slots,
                             .experts_out = args.experts.data,
+                            .own = args.own.data,
                             .piece = args.workspace.data,
                             .first = args.workspace.data + ranks * pieces,
                             .shift = args.workspace.data + ranks * (pieces + 1),

@@ -16,7 +16,7 @@ struct SendParams {
   uint64_t data_alignment, scale_alignment;
 };
 
-// One warp per token: read once, stored at every rank that it goes to.
+// One warp per token: read once, stored at every other rank that it goes to.
 __global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ SendParams p) {
   __shared__ std::byte* destinations[kWarps][kMaxTopK];
   const int64_t token = work_index() * kWarps + warp_index();
@@ -26,15 +26,16 @@ __global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ 
   for (int64_t first = 0; first < p.top_k; first += kWarp) {
     const int64_t j = first + lane_index(), slot = token * p.top_k + j;
     const int32_t place = j < p.top_k ? p.token[slot] : -1;
-    const bool goes = place >= 0 && place < p.limit;
+    const int rank = j < p.top_k ? p.expert[slot] / p.peers.local_experts : p.peers.rank;
+    const bool goes = place >= 0 && place < p.limit && rank != p.peers.rank;
     const unsigned all = __ballot_sync(~0u, goes);
     if (goes)
       to[count + __popc(all & ((1u << lane_index()) - 1))] =
-          p.peers.region<std::byte>(p.expert[slot] / p.peers.local_experts, p.peers.at.tokens) +
-          place * p.row_bytes;
+          p.peers.region<std::byte>(rank, p.peers.at.tokens) + place * p.row_bytes;
     count += __popc(all);
   }
   __syncwarp();
+  if (count == 0) return;
   copy_row(p.data + token * p.data_bytes, to, count, 0, p.data_bytes, p.data_alignment);
   copy_row(p.scale + token * p.scale_bytes, to, count, p.data_bytes, p.scale_bytes,
            p.scale_alignment);
@@ -64,10 +65,12 @@ __global__ __launch_bounds__(kThreads) void pairs_kernel(const __grid_constant__
 
 struct GatherParams {
   Peers peers;
-  const std::byte *from_data = nullptr, *from_scale = nullptr;
-  int64_t from_stride = 0, from_scale_stride = 0;
-  const int32_t* end;        // of the rows to make
-  const int32_t* row_token;  // may be nullptr
+  const std::byte *here, *here_scale;          // tokens sent or kept
+  const std::byte *received, *received_scale;  // in the shared memory
+  int64_t received_stride;
+  const int32_t* end;              // of the rows to make
+  const int32_t* own_range;        // of own tokens among those received: begin, end
+  const int32_t *row_token, *own;  // may be nullptr
   std::byte *data, *scale;
   int64_t rows, data_bytes, scale_bytes;
   uint64_t data_alignment, scale_alignment;
@@ -83,10 +86,16 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant_
     fill_nan(data, p.data_bytes);
     return fill_nan(scale, p.scale_bytes);
   }
-  const int64_t token = p.row_token ? p.row_token[r] : r;
-  copy_row(p.from_data + token * p.from_stride, &data, 1, 0, p.data_bytes, p.data_alignment);
-  copy_row(p.from_scale + token * p.from_scale_stride, &scale, 1, 0, p.scale_bytes,
-           p.scale_alignment);
+  int64_t token = p.row_token ? p.row_token[r] : r;
+  const int32_t begin = p.own_range[0];
+  const bool is_here = !p.own || (token >= begin && token < p.own_range[1]);
+  if (p.own && is_here) token = p.own[token - begin];
+  const std::byte* const from =
+      is_here ? p.here + token * p.data_bytes : p.received + token * p.received_stride;
+  const std::byte* const from_scale =
+      is_here ? p.here_scale + token * p.scale_bytes : p.received_scale + token * p.received_stride;
+  copy_row(from, &data, 1, 0, p.data_bytes, p.data_alignment);
+  copy_row(from_scale, &scale, 1, 0, p.scale_bytes, p.scale_alignment);
 }
 
 struct SendRowsParams {
@@ -161,28 +170,28 @@ void gather_rows(const GatherRowsArgs& args, void* stream) {
   const auto& [data, scale] = args.rows;
   const int64_t local = memory.capacity.experts / memory.capacity.ranks;
   const int64_t data_bytes = data.dim(1), scale_bytes = scale.dim(1);
-  GatherParams params{
+  // Rows in the shared memory begin at multiples of kWireAlignment.
+  const std::byte* const received =
+      memory.base[static_cast<size_t>(memory.rank)] + regions_of(memory.capacity).tokens;
+  const GatherParams params{
       .peers = peers_of(memory),
+      .here = args.tokens.data.data,
+      .here_scale = args.tokens.scale.data,
+      .received = received,
+      .received_scale = received + data_bytes,
+      .received_stride = wire_row_bytes(data_bytes, scale_bytes),
       .end = args.experts.data + (args.row_token ? local - 1 : 3 * local),
+      .own_range = args.experts.data + 3 * local + 1,
       .row_token = args.row_token ? args.row_token->data : nullptr,
+      .own = args.own ? args.own->data : nullptr,
       .data = data.data,
       .scale = scale.data,
       .rows = data.dim(0),
       .data_bytes = data_bytes,
       .scale_bytes = scale_bytes,
-      .data_alignment = bits_of(data.data) | data_bytes,
-      .scale_alignment = bits_of(scale.data) | scale_bytes,
-  };
-  if (args.tokens) {
-    params.from_data = args.tokens->data.data, params.from_stride = data_bytes;
-    params.from_scale = args.tokens->scale.data, params.from_scale_stride = scale_bytes;
-  } else {
-    params.from_data = memory.base[static_cast<size_t>(memory.rank)] + params.peers.at.tokens;
-    params.from_scale = params.from_data + data_bytes;
-    params.from_stride = params.from_scale_stride = wire_row_bytes(data_bytes, scale_bytes);
-  }
-  params.data_alignment |= bits_of(params.from_data) | params.from_stride;
-  params.scale_alignment |= bits_of(params.from_scale) | params.from_scale_stride;
+      .data_alignment = bits_of(data.data) | bits_of(args.tokens.data.data) | data_bytes,
+      .scale_alignment = bits_of(scale.data) | bits_of(args.tokens.scale.data) | scale_bytes |
+                         (args.own ? data_bytes : 0)};
   launch({"gather_rows", stream, ctas(params.rows)}, gather_kernel, params);
 }
 

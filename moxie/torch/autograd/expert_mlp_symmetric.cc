@@ -17,6 +17,7 @@ namespace {
 enum Saved : size_t {
   kSavedSlots,
   kSavedExperts,
+  kSavedOwn,
   kSavedRowToken,
   kSavedRowWeights,
   kSavedX,
@@ -59,8 +60,8 @@ class SymmetricPath final : public TokenPath {
               /*signature=*/0,
               /*keeps_x=*/false,
               data["has_b2"].toBool()},
-        places_{saved[kSavedSlots], saved[kSavedExperts], data["num_tokens"].toInt(),
-                data["top_k"].toInt()},
+        places_{saved[kSavedSlots], saved[kSavedExperts], saved[kSavedOwn],
+                data["num_tokens"].toInt(), data["top_k"].toInt()},
         pairs_{saved[kSavedRowToken], saved[kSavedRowWeights]},
         x_{saved[kSavedX], defined(saved[kSavedXScale])} {
     set_offs();
@@ -87,6 +88,7 @@ class SymmetricPath final : public TokenPath {
     variable_list own(kSavedCount);
     own[kSavedSlots] = places_.slots;
     own[kSavedExperts] = places_.experts;
+    own[kSavedOwn] = places_.own;
     own[kSavedRowToken] = pairs_.token;
     own[kSavedRowWeights] = pairs_.weight;
     if (needs.w13) {

@@ -167,8 +167,8 @@ Symmetric::Places Symmetric::places(const Tensor& offs, const Tensor& row_of, co
   const Tensor factors = dense(weights);
   const int64_t tokens = factors.size(0);
   const auto make = [&](at::IntArrayRef sizes) { return at::empty(sizes, offs.options()); };
-  const Places made{make({3, row_of.numel()}), make({expert_places(local_experts())}), tokens,
-                    factors.size(1)};
+  const Places made{make({3, row_of.numel()}), make({expert_places(local_experts())}),
+                    make({tokens}), tokens, factors.size(1)};
   const Tensor workspace = make(
       {args_.memory.is_cpu() ? 0 : exchange_workspace(tokens, size(), memory_.capacity.experts)});
   exchange_places({.memory = memory_,
@@ -179,6 +179,7 @@ Symmetric::Places Symmetric::places(const Tensor& offs, const Tensor& row_of, co
                    .signature = signature,
                    .slots = view<int32_t>(made.slots),
                    .experts = view<int32_t>(made.experts),
+                   .own = view<int32_t>(made.own),
                    .workspace = view<int32_t>(workspace)},
                   scope.exec());
   return made;
@@ -209,18 +210,21 @@ Symmetric::Pairs Symmetric::pairs(const Places& places) const {
   return made;
 }
 
-Quantized Symmetric::gather(const Quantized& like, const OptionalTensor& row_token,
-                            const Places& places, const Quantized* kept) const {
+Quantized Symmetric::gather(Tokens which, const Quantized& tokens, const OptionalTensor& row_token,
+                            const Places& places) const {
   const DeviceScope scope(args_.memory.device());
   const int64_t count = row_token ? limits_.rows : limits_.tokens;
   const auto make = [&](const Tensor& tensor) {
     return at::empty({count, tensor.size(1)}, tensor.options());
   };
-  Quantized made{make(like.data), {}};
-  if (like.scale) made.scale = make(*like.scale);
+  const Quantized from{dense(tokens.data), dense(tokens.scale)};
+  Quantized made{make(from.data), {}};
+  if (from.scale) made.scale = make(*from.scale);
   gather_rows(
       {.memory = memory_,
-       .tokens = kept ? std::optional(const_row_bytes(*kept)) : std::nullopt,
+       .tokens = const_row_bytes(from),
+       .own =
+           which == Tokens::kSent ? std::optional(const_view<int32_t>(places.own)) : std::nullopt,
        .experts = const_view<int32_t>(places.experts),
        .row_token = row_token ? std::optional(const_view<int32_t>(*row_token)) : std::nullopt,
        .rows = {bytes_view(made.data),
@@ -229,16 +233,16 @@ Quantized Symmetric::gather(const Quantized& like, const OptionalTensor& row_tok
   return made;
 }
 
-Quantized Symmetric::received(const Quantized& like, const Places& places) const {
-  return gather(like, {}, places, nullptr);
+Quantized Symmetric::received(const Quantized& sent, const Places& places) const {
+  return gather(Tokens::kSent, sent, {}, places);
 }
-Quantized Symmetric::rows(const Quantized& like, const Places& places,
+Quantized Symmetric::rows(const Quantized& sent, const Places& places,
                           const Tensor& row_token) const {
-  return gather(like, row_token, places, nullptr);
+  return gather(Tokens::kSent, sent, row_token, places);
 }
 Quantized Symmetric::rows_of(const Quantized& kept, const Places& places,
                              const Tensor& row_token) const {
-  return gather(kept, row_token, places, &kept);
+  return gather(Tokens::kKept, kept, row_token, places);
 }
 
 Symmetric::AtTokens Symmetric::combine(const Results& results, const Places& places,

@@ -32,6 +32,7 @@ class Symmetric {
   struct Places {
     Tensor slots;                   // int32 [3, T * k]
     Tensor experts;                 // int32 [expert_places()]
+    Tensor own;                     // int32 [T]: tokens of this rank that it receives itself
     int64_t tokens = 0, top_k = 1;  // T and k
   };
   Places places(const Tensor& offs, const Tensor& row_of, const Tensor& weights,
@@ -45,9 +46,9 @@ class Symmetric {
   };
   Pairs pairs(const Places& places) const;
   // The tokens received, once each, and the rows of the experts: of those tokens, or of tokens that
-  // were kept. `like` has their dtypes and widths.
-  Quantized received(const Quantized& like, const Places& places) const;
-  Quantized rows(const Quantized& like, const Places& places, const Tensor& row_token) const;
+  // were kept. `sent`: as this rank sent them.
+  Quantized received(const Quantized& sent, const Places& places) const;
+  Quantized rows(const Quantized& sent, const Places& places, const Tensor& row_token) const;
   Quantized rows_of(const Quantized& kept, const Places& places, const Tensor& row_token) const;
 
   // Rows of the experts, and a value for each, to the ranks of their tokens: their sum by token.
@@ -73,8 +74,9 @@ class Symmetric {
   Bias receive_bias(const Bias& own) const;
 
  private:
-  Quantized gather(const Quantized& like, const OptionalTensor& row_token, const Places& places,
-                   const Quantized* kept) const;
+  enum class Tokens : bool { kSent, kKept };
+  Quantized gather(Tokens which, const Quantized& tokens, const OptionalTensor& row_token,
+                   const Places& places) const;
 
   const char* op_;
   SymmetricArgs args_;
