@@ -290,6 +290,7 @@ TABLES = [
     ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
     ("docs/RECIPES.md", "sqnr", "amd-epyc-2-threads/sqnr.json", sqnr_table),
     ("docs/EXPERT_PARALLEL.md", "symmetric", f"{GPU}/engines.json", engines_tables.one_process_table),
+    ("docs/EXPERT_PARALLEL.md", "c10d", f"{GPU}/engines.json", engines_tables.c10d_table),
     *(("docs/COST_MODEL.md", name, EXCHANGE, table) for name, table in exchange_tables.TABLES.items()),
 ]
 
