@@ -101,9 +101,11 @@ def received_tokens_are_kept_once_and_in_fp8(rank, size):
     x = inputs("normal", TOKENS, torch.bfloat16).requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         parallel(x)
-    in_fp8 = [tensor for tensor in kept if tensor.dtype == torch.float8_e4m3fn and tensor.dim() == 2 and tensor.shape[1] == DIM]
+    messages = [tensor for tensor in kept if tensor.dtype == torch.uint8 and tensor.dim() == 1]
     h = [tensor for tensor in kept if tensor.dtype == torch.bfloat16 and tensor.shape[-1] == 2 * HIDDEN]
-    assert len(in_fp8) == 1 and len(h) == 1
-    assert in_fp8[0].shape[0] <= min(h[0].shape[0], TOKENS * size), "once for each token"
+    assert len(messages) == 1 and len(h) == 1
+    row, pairs = -(-(DIM + -(-DIM // 128)) // 16) * 16, h[0].shape[0]  # as core/layout/wire.h has it
+    assert messages[0].numel() <= min(pairs, TOKENS * size) * row + 8 * pairs, "in FP8, once for each token"
+    assert not any(tensor.element_size() == 1 and tensor.dim() == 2 and tensor.shape[1] == DIM for tensor in kept)
     wide = [tensor for tensor in kept if tensor.dtype == torch.bfloat16 and tensor.shape[-1] == DIM and tensor is not x]
     assert all(tensor.shape[0] in (TOKENS, EXPERTS) for tensor in wide), [tensor.shape for tensor in wide]

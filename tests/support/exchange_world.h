@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -60,8 +61,12 @@ class Memory {
   std::vector<void*> blocks_;
 };
 
-// Runs every rank's ops. On a GPU streams of one process wait for each other, so kernels must have
-// been loaded before: run one rank first.
+// On a GPU the ranks are streams of one process, whose kernels wait for each other. CUDA would load
+// a kernel at its first launch, and wait for all streams to do so. Set before CUDA starts.
+[[maybe_unused]] inline const int kernels_are_loaded_at_once =
+    setenv("CUDA_MODULE_LOADING", "EAGER", /*overwrite=*/1);
+
+// Runs every rank's ops.
 inline void each_rank(Backend backend, int64_t ranks,
                       const std::function<void(int64_t, const Exec&)>& body) {
   if (backend != Backend::kCuda) {

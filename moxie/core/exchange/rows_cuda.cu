@@ -1,7 +1,7 @@
 // Rows on their way: tokens to the ranks of their experts, out of the shared memory, and results
 // into it. One warp moves a row.
 #include "moxie/core/exchange/backends.h"
-#include "moxie/core/exchange/copy_row.cuh"
+#include "moxie/core/copy_rows/copy_row.cuh"
 #include "moxie/core/exchange/meet.cuh"
 #include "moxie/core/route/route.h"
 

@@ -15,23 +15,11 @@ enum Saved : size_t {
   kSavedOffs,
   kSavedRowToken,    // for each row of the experts, which received token it holds
   kSavedRowWeights,  // for each row of the experts, its routing weight
-  kSavedX,
-  kSavedXScale,
-  kSavedAllOffs,  // these two, only with b2: offs and weights of this rank's tokens
+  kSavedX,           // the messages in which x arrived
+  kSavedAllOffs,     // these two, only with b2: offs and weights of this rank's tokens
   kSavedTokenWeights,
   kSavedCount
 };
-
-Tensor select_rows(const Tensor& matrix, const Tensor& rows) {
-  return dense(matrix).view(at::kByte).index_select(0, rows).view(matrix.scalar_type());
-}
-
-// Copies the received tokens to the rows of the experts: row r is token row_token[r].
-Quantized rows_of(const Quantized& tokens, const Tensor& row_token) {
-  Quantized rows{select_rows(tokens.data, row_token), {}};
-  if (tokens.scale) rows.scale = select_rows(*tokens.scale, row_token);
-  return rows;
-}
 
 class GroupPath final : public TokenPath {
  public:
@@ -58,7 +46,13 @@ class GroupPath final : public TokenPath {
     args_.agreed.flags = {.dx = data["sends_dx"].toBool(),
                           .dweights = data["sends_dweights"].toBool(),
                           .db2 = data["sends_db2"].toBool()};
-    received_ = {{saved[kSavedX], defined(saved[kSavedXScale])},
+    const auto format = data["x_format"].toIntVector();
+    received_ = {{saved[kSavedX],
+                  {.data = static_cast<at::ScalarType>(format[0]),
+                   .scale = static_cast<at::ScalarType>(format[1]),
+                   .columns = format[2],
+                   .scale_columns = format[3]},
+                  kPairOfXBytes},
                  saved[kSavedRowToken],
                  saved[kSavedRowWeights]};
   }
@@ -67,7 +61,7 @@ class GroupPath final : public TokenPath {
     const Quantized sent = for_wire(plan, args_.wire, Role::kX, tokens);
     received_ = dispatch_tokens({args_.group, places(), sent, "x"},
                                 Weights{*args_.rows.weights, *permutation().slot_of});
-    const Quantized rows = rows_of(received_.tokens, received_.token_of);
+    const Quantized rows = rows_of(received_.tokens, places(), received_.token_of);
     return forms_of_received({plan, offs_, Role::kX, Need::kRowwise}, rows);
   }
 
@@ -86,16 +80,17 @@ class GroupPath final : public TokenPath {
     own[kSavedOffs] = places().offs;
     own[kSavedRowToken] = received_.token_of;
     own[kSavedRowWeights] = received_.weights;
-    if (needs.w13) {
-      own[kSavedX] = received_.tokens.data;
-      own[kSavedXScale] = received_.tokens.scale.value_or(Tensor());
-    }
+    if (needs.w13) own[kSavedX] = received_.tokens.messages;
     if (args_.has_b2) {
       own[kSavedAllOffs] = *args_.rows.offs;
       own[kSavedTokenWeights] = *args_.rows.weights;
     }
     saved.insert(saved.end(), own.begin(), own.end());
     data["path"] = static_cast<int64_t>(PathKind::kGroup);
+    const TokenFormat& format = received_.tokens.format;
+    data["x_format"] =
+        std::vector<int64_t>{static_cast<int64_t>(format.data), static_cast<int64_t>(format.scale),
+                             format.columns, format.scale_columns};
     data["group"] = args_.group.name();
     data["wire"] = static_cast<int64_t>(args_.wire);
     data["out_tokens"] = places().out.tokens;
@@ -134,7 +129,7 @@ class GroupPath final : public TokenPath {
   Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
     const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, {}).tokens,
-                                   received_.token_of);
+                                   places(), received_.token_of);
     Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
     if (bias.db2.defined()) made.bias.db2 = sum_over_ranks(bias.db2);
@@ -143,7 +138,7 @@ class GroupPath final : public TokenPath {
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
-    const Quantized rows = rows_of(received_.tokens, received_.token_of);
+    const Quantized rows = rows_of(received_.tokens, places(), received_.token_of);
     return forms_of_received({plan, offs_, Role::kX, Need::kColwise}, rows);
   }
 

@@ -6,6 +6,8 @@
 // bytes, because process groups do not know FP8.
 #pragma once
 
+#include <c10/core/ScalarType.h>
+
 #include "moxie/core/layout/wire.h"
 #include "moxie/torch/exchange/places.h"
 
@@ -21,14 +23,34 @@ struct Weights {
   const Tensor& of_slots;  // f32 [T, k]
   const Tensor& slot_of;   // int32 [R]
 };
+// The dtypes and columns of tokens and their scales.
+struct TokenFormat {
+  at::ScalarType data = at::kByte, scale = at::kByte;
+  int64_t columns = 0, scale_columns = 0;  // scale_columns: 0 without scales
+
+  int64_t data_bytes() const { return columns * static_cast<int64_t>(c10::elementSize(data)); }
+  int64_t scale_bytes() const {
+    return scale_columns * static_cast<int64_t>(c10::elementSize(scale));
+  }
+};
+TokenFormat format_of(const Quantized& tokens);
+
+// Tokens as they arrived. They are not copied out of the messages, which backward keeps.
+struct ReceivedTokens {
+  Tensor messages;  // uint8
+  TokenFormat format;
+  int64_t pair_bytes = 0;  // in the messages, for each pair
+};
 struct Dispatched {
-  Quantized tokens;  // the tokens received, [in tokens, D]
+  ReceivedTokens tokens;
   // If weights were sent, for each row of the experts: the received token that it holds, and its
   // weight.
   Tensor token_of;  // int64 [in pairs]
   Tensor weights;   // f32 [in pairs]
 };
 Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights>& weights);
+// The rows of the experts: row r is received token row_token[r] (int64).
+Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token);
 
 struct CombineArgs {
   const Group& group;
