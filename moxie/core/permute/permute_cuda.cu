@@ -1,17 +1,9 @@
 #include "moxie/core/permute/backends.h"
 #include "moxie/core/permute/gather_source.cuh"
+#include "moxie/core/permute/sum_rows.cuh"
 
 namespace moxie::cuda {
 namespace {
-
-// Eight elements as packed words.
-template <class T>
-using Chunk = uint32_t[kFragment * sizeof(T) / 4];
-
-// Chunks that a lane loads before it uses the first: 128 bytes, enough to saturate memory with rows
-// of any length.
-template <class T>
-constexpr int kInFlight = 16 / static_cast<int>(sizeof(T));
 
 template <class T>
 struct PermuteParams {
@@ -58,62 +50,19 @@ template <class T>
 struct UnpermuteParams {
   const T* rows;
   const int32_t* row_of;
-  const float* weights;  // may be nullptr
-  T* x;
-  int64_t tokens, top_k, dim;
+  SumArgs<T> sum;
 };
 
-// One warp per token. It reads kSlots rows at a time, kInFlight chunks in all; sums run over slots
-// in order.
+// One warp per token.
 template <class T, bool kAligned, int kSlots>
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(
     const __grid_constant__ UnpermuteParams<T> p) {
-  constexpr int kColumns = kInFlight<T> / kSlots;
-  const int64_t token = work_index() * kWarps + warp_index();
-  if (token >= p.tokens) return;
-  const int64_t slots = p.tokens * p.top_k, first_slot = token * p.top_k;
-#pragma unroll 1
-  for (int64_t first = lane_index() * kFragment; first < p.dim;
-       first += kWarp * kFragment * kColumns) {
-    const auto at = [&](int c) { return first + c * kWarp * kFragment; };
-    const auto left = [&](int c) { return clip(p.dim - at(c), kFragment); };
-    float sum[kColumns][kFragment] = {};
-#pragma unroll 1
-    for (int64_t j = 0; j < p.top_k; j += kSlots) {
-      Chunk<T> chunk[kSlots][kColumns];
-      float weight[kSlots];
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        const bool inside = j + s < p.top_k;
-        const int64_t slot = first_slot + (inside ? j + s : 0);
-        weight[s] = inside && p.weights ? p.weights[slot] : 1.f;
-        const T* row = p.rows + in_range(p.row_of[slot], slots) * p.dim;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c)
-          load_row<kAligned>(row + at(c), inside ? left(c) : 0, chunk[s][c]);
-      }
-#pragma unroll
-      for (int s = 0; s < kSlots; ++s) {
-        if (j + s >= p.top_k) break;
-#pragma unroll
-        for (int c = 0; c < kColumns; ++c) {
-          float x[kFragment];
-          to_floats(chunk[s][c], x);
-          // No FMA: products are rounded before they are added, as on a CPU. A weight of 1 changes
-          // nothing.
-#pragma unroll
-          for (int e = 0; e < kFragment; ++e)
-            sum[c][e] = __fadd_rn(sum[c][e], __fmul_rn(weight[s], x[e]));
-        }
-      }
-    }
-#pragma unroll
-    for (int c = 0; c < kColumns; ++c) {
-      Chunk<T> chunk;
-      to_words(sum[c], chunk);
-      store_row<kAligned>(p.x + token * p.dim + at(c), left(c), chunk);
-    }
-  }
+  const int64_t slots = p.sum.tokens * p.sum.top_k;
+  const auto row_of = [&](int64_t slot) {
+    return p.rows + in_range(p.row_of[slot], slots) * p.sum.dim;
+  };
+  sum_rows<T, kAligned, kSlots>(
+      p.sum, [] { return false; }, row_of);
 }
 
 template <class T>
@@ -200,22 +149,16 @@ void unpermute(const UnpermuteArgs& args, void* stream) {
   with_format(args.x.format, [&]<class T>() {
     const UnpermuteParams<T> params{.rows = static_cast<const T*>(args.rows.data),
                                     .row_of = args.row_of.data,
-                                    .weights = args.weights ? args.weights->data : nullptr,
-                                    .x = static_cast<T*>(args.x.data),
-                                    .tokens = tokens,
-                                    .top_k = args.row_of.dim(0) / tokens,
-                                    .dim = args.x.dim(1)};
-    const bool aligned = are_rows_aligned(params.x, params.dim, kFragment) &&
-                         are_rows_aligned(params.rows, params.dim, kFragment);
-    const auto start = [&](auto kernel) {
-      launch({"unpermute", stream, ctas(tokens)}, kernel, params);
-    };
-    if (!aligned)
-      start(unpermute_kernel<T, false, 2>);
-    else if (params.top_k <= 2)
-      start(unpermute_kernel<T, true, 2>);
-    else
-      start(unpermute_kernel<T, true, 4>);
+                                    .sum = {.weights = args.weights ? args.weights->data : nullptr,
+                                            .x = static_cast<T*>(args.x.data),
+                                            .tokens = tokens,
+                                            .top_k = args.row_of.dim(0) / tokens,
+                                            .dim = args.x.dim(1)}};
+    const bool aligned = are_rows_aligned(params.rows, params.sum.dim, kFragment) &&
+                         are_rows_aligned(params.sum.x, params.sum.dim, kFragment);
+    with_sum_instance(aligned, params.sum.top_k, [&]<bool kAligned, int kSlots>() {
+      launch({"unpermute", stream, ctas(tokens)}, unpermute_kernel<T, kAligned, kSlots>, params);
+    });
   });
 }
 
