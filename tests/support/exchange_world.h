@@ -189,6 +189,8 @@ struct World {
       rank.slots = {memory.make<int32_t>(3 * slots), {3, slots}};
       rank.experts = {memory.make<int32_t>(expert_places(local)), {expert_places(local)}};
       rank.own = {memory.make<int32_t>(tokens), {tokens}};
+      // As torch's empty tensors: a null pointer must not mean that an argument is absent.
+      if (tokens == 0) rank.own.data = nullptr, rank.x.data = nullptr, rank.scale.data = nullptr;
       const int64_t workspace = exchange_workspace(tokens, sizes.ranks(), sizes.experts);
       rank.workspace = {memory.make<int32_t>(workspace), {workspace}};
       rank.row_token = {memory.make<int32_t>(limits.rows), {limits.rows}};

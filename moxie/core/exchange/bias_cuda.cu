@@ -1,7 +1,7 @@
 // b2 of the experts and the sums for its gradient: left in this rank's memory, and read in that of
 // every rank. A warp per row.
-#include "moxie/core/exchange/backends.h"
 #include "moxie/core/copy_rows/copy_row.cuh"
+#include "moxie/core/exchange/backends.h"
 #include "moxie/core/exchange/meet.cuh"
 
 namespace moxie::cuda {

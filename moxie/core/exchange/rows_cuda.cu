@@ -1,7 +1,7 @@
 // Rows on their way: tokens to the ranks of their experts, out of the shared memory, and results
 // into it. One warp moves a row.
-#include "moxie/core/exchange/backends.h"
 #include "moxie/core/copy_rows/copy_row.cuh"
+#include "moxie/core/exchange/backends.h"
 #include "moxie/core/exchange/meet.cuh"
 #include "moxie/core/route/route.h"
 
@@ -63,14 +63,19 @@ __global__ __launch_bounds__(kThreads) void pairs_kernel(const __grid_constant__
   p.row_weight[r] = weight;
 }
 
+// Which tokens gather_kernel reads. Not told by a pointer: a rank without tokens has none to `own`.
+enum class Tokens { kSent, kKept };
+
 struct GatherParams {
   Peers peers;
+  Tokens tokens;
   const std::byte *here, *here_scale;          // tokens sent or kept
   const std::byte *received, *received_scale;  // in the shared memory
   int64_t received_stride;
-  const int32_t* end;              // of the rows to make
-  const int32_t* own_range;        // of own tokens among those received: begin, end
-  const int32_t *row_token, *own;  // may be nullptr
+  const int32_t* end;        // of the rows to make
+  const int32_t* own_range;  // of own tokens among those received: begin, end
+  const int32_t* row_token;  // or nullptr
+  const int32_t* own;        // of kSent
   std::byte *data, *scale;
   int64_t rows, data_bytes, scale_bytes;
   uint64_t data_alignment, scale_alignment;
@@ -88,8 +93,9 @@ __global__ __launch_bounds__(kThreads) void gather_kernel(const __grid_constant_
   }
   int64_t token = p.row_token ? p.row_token[r] : r;
   const int32_t begin = p.own_range[0];
-  const bool is_here = !p.own || (token >= begin && token < p.own_range[1]);
-  if (p.own && is_here) token = p.own[token - begin];
+  const bool is_sent = p.tokens == Tokens::kSent;
+  const bool is_here = !is_sent || (token >= begin && token < p.own_range[1]);
+  if (is_sent && is_here) token = p.own[token - begin];
   const std::byte* const from =
       is_here ? p.here + token * p.data_bytes : p.received + token * p.received_stride;
   const std::byte* const from_scale =
@@ -175,6 +181,7 @@ void gather_rows(const GatherRowsArgs& args, void* stream) {
       memory.base[static_cast<size_t>(memory.rank)] + regions_of(memory.capacity).tokens;
   const GatherParams params{
       .peers = peers_of(memory),
+      .tokens = args.own ? Tokens::kSent : Tokens::kKept,
       .here = args.tokens.data.data,
       .here_scale = args.tokens.scale.data,
       .received = received,
