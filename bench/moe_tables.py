@@ -10,6 +10,7 @@ CACHED = f"{OURS}, weight cache"
 LEAN = f"{OURS}, h in FP8"
 BF16, COMPILED, SONIC = "Moxie bf16", "stock compiled", "SonicMoE"
 PICTURE = "layer-h200.png"
+GROWTH_PICTURE = "layer-growth-h200.png"
 RESULTS = ("y", "dx", "dw13", "dw2", "dweights")  # columns of the SQNR table: results of the layer without its router
 SHAPE = "tokens x dim x hidden x experts x top-k"
 
@@ -119,6 +120,33 @@ def growth_table(report: dict) -> str:
         rows.append([shape_text(lines), *times, per_row(lines[CACHED]), f"{lines[OURS]['saved_mib']:.0f}"])
     head = [SHAPE, *(f"{name}, ms" for name in names), "with a weight cache, ns per row", f"{OURS}, saved MiB"]
     return table_of(f"{about(report)}. {median_of(report)}", head, rows)
+
+
+def draw_growth(reports: list[dict], path: pathlib.Path) -> None:
+    """Draws the time of a row against the number of tokens and the number of experts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, len(reports), figsize=(13, 3.8))
+    for axes, report in zip(panels, reports):
+        shapes = list(by_shape(report).values())
+        sizes = [lines[OURS]["shape"] for lines in shapes]
+        at = 0 if sizes[0][0] < sizes[-1][0] else 3  # tokens, or experts
+        for name in names_of(report):
+            axes.plot([size[at] for size in sizes], [float(per_row(lines[name])) for lines in shapes], marker="o", label=name)
+        fixed = " x ".join(str(size) for i, size in enumerate(sizes[-1]) if i != at)
+        axes.set_title(f"ns per row, by number of {('tokens', '', '', 'experts')[at]}; {fixed}", fontsize=9, loc="left")
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    handles, texts = panels[0].get_legend_handles_labels()
+    figure.legend(handles, texts, loc="lower center", ncols=len(texts), fontsize=8, frameon=False)
+    figure.suptitle(about(reports[0]), fontsize=9, x=0.99, ha="right")
+    figure.tight_layout(rect=(0, 0.07, 1, 1))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
 
 
 def router_table(report: dict) -> str:

@@ -285,6 +285,9 @@ TABLES = [
     ("docs/COMPARE.md", "curves", f"{GPU}/convergence.json", curves_table),
     ("docs/MOE.md", "layer", f"{GPU}/moe.json", moe_tables.layer_table),
     ("docs/MOE.md", "layer_memory", f"{GPU}/moe.json", moe_tables.memory_table),
+    ("docs/MOE.md", "growth_tokens", f"{GPU}/moe_tokens.json", moe_tables.growth_table),
+    ("docs/MOE.md", "growth_tokens_dsv3", f"{GPU}/moe_tokens_dsv3.json", moe_tables.growth_table),
+    ("docs/MOE.md", "growth_experts", f"{GPU}/moe_experts.json", moe_tables.growth_table),
     ("docs/MOE.md", "router", f"{GPU}/router.json", moe_tables.router_table),
     ("docs/HUGGING_FACE.md", "hf", f"{GPU}/hf.json", hf_tables.speed_table),
     ("docs/MOE.md", "layer_sqnr", "amd-epyc-2-threads/layer_sqnr.json", moe_tables.layer_sqnr_table),
@@ -421,6 +424,8 @@ def main() -> int:
     layer = RESULTS / GPU / "moe.json"
     if layer.exists():
         moe_tables.draw(json.loads(layer.read_text()), PICTURES / moe_tables.PICTURE)
+    grown = [json.loads((RESULTS / GPU / f"moe_{what}.json").read_text()) for what in ("tokens", "tokens_dsv3", "experts")]
+    moe_tables.draw_growth(grown, PICTURES / moe_tables.GROWTH_PICTURE)
     return 0
 
 
