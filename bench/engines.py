@@ -207,7 +207,9 @@ def table(report: dict) -> str:
             of_nccl = (row["added_seconds"] - row["pass_seconds"]) / row["nccl_seconds"]
             legs.append(("", row["shape_name"], row["recipe"], *times, f"{of_nccl:.2f}"))
     head = f"{harness.about(report)}; median of {report['repetitions']}; a copy moves {report['copy_bandwidth'] / 1e12:.2f} TB/s"
-    return "\n\n".join([f"{head}\n{harness.text_table(lines, left=3)}", *(harness.text_table(one, left=3) for one in (kernels, legs))])
+    return "\n\n".join(
+        [f"{head}\n{harness.text_table(lines, left=3)}", *(harness.text_table(one, left=3) for one in (kernels, legs))]
+    )
 
 
 def main() -> int:
