@@ -312,6 +312,20 @@ def split_layer(layer: moxie.nn.MoE, size: int):
     return forward
 
 
+def tensor_parallelism_of_experts_works_or_names_what_torch_lacks(world: World) -> None:
+    layer, mesh = moxie.nn.MoE(D, 128 * world.size, E, K, dtype=torch.bfloat16), mesh_of(world.size, names=("tp",))
+    whole_w13, lacks = layer.experts.w13, ""
+    try:
+        parallelize_module(layer, mesh, moxie.distributed.ExpertTensorParallel())
+    except RuntimeError as error:
+        lacks = str(error)
+    if torch.__version__.startswith("2.11."):
+        assert "ExpertTensorParallel: torch 2.11" in lacks and "gate_up_shard(); torch 2.13 can" in lacks, lacks
+        assert layer.experts.w13 is whole_w13, "nothing has changed"
+    else:
+        assert not lacks and isinstance(layer.experts.w13, DTensor), lacks
+
+
 def experts_are_sharded_by_their_hidden_features(world: World) -> None:
     mesh, size = mesh_of(world.size, names=("tp",)), world.size
     for recipe, shared in (("mxfp8_rceil_128", None), ("mxfp8_rceil", 128 * size)):

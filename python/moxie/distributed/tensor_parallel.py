@@ -110,5 +110,10 @@ def shard_experts_(experts: GroupedExperts, mesh: DeviceMesh) -> None:
         weight = getattr(experts, name)
         # torch cannot scatter to a strided placement, so every rank gets rank 0's whole values and cuts out its own.
         whole = distribute_tensor(weight.detach(), mesh, [Replicate()])
-        sharded = whole.redistribute(mesh, [placement])
+        try:
+            sharded = whole.redistribute(mesh, [placement])
+        except ValueError as error:
+            raise RuntimeError(
+                f"{_OP}: torch {torch.__version__} cannot redistribute a DTensor to the placement of w13, gate_up_shard(); torch 2.13 can"
+            ) from error
         experts.register_parameter(name, nn.Parameter(sharded, requires_grad=weight.requires_grad))
