@@ -129,19 +129,22 @@ TEST(CopyRows, RepeatsARowWithAStrideOfZero) {
 }
 
 TEST(CopyRows, RefusesRowsOutsideABuffer) {
-  std::vector<std::byte> from(32), to(31);
+  std::vector<std::byte> from(32), to(40);
   const std::vector<int64_t> index{0, 2};
-  const auto run = [&](std::optional<View<const int64_t>> chosen, int64_t begin) {
+  const auto run = [&](std::optional<View<const int64_t>> chosen, int64_t begin,
+                       int64_t stride = 16) {
     copy_rows({.rows = 2,
                .width = 16,
                .from = {.buffer = {from.data(), {32}}, .stride = 16, .index = chosen},
-               .to = {.buffer = {to.data(), {31}}, .stride = 15, .runs = {{0, begin}}}},
+               .to = {.buffer = {to.data(), {40}}, .stride = stride, .runs = {{0, begin}}}},
               {.backend = Backend::kRef});
   };
-  EXPECT_NO_THROW(run({}, 0));
-  EXPECT_THAT([&] { run({}, 1); },
-              ThrowsMessage<Error>(HasSubstr("copy_rows: row 1 of to must lie in its buffer of 31 "
-                                             "bytes, got bytes 16 to 32")));
+  EXPECT_NO_THROW(run({}, 8));
+  EXPECT_THAT([&] { run({}, 9); },
+              ThrowsMessage<Error>(HasSubstr("copy_rows: row 1 of to must lie in its buffer of 40 "
+                                             "bytes, got bytes 25 to 41")));
+  EXPECT_THAT([&] { run({}, 0, 15); },
+              ThrowsMessage<Error>(HasSubstr("rows of to must not overlap, got a stride of 15")));
   EXPECT_THAT(
       [&] {
         run(View<const int64_t>{index.data(), {2}}, 0);

@@ -46,6 +46,9 @@ void copy_rows(const CopyRowsArgs& args, const Exec& exec) {
   if (args.rows == 0 || args.width == 0) return;
   check_rows("from", args.from, args, exec.backend);
   check_rows("to", args.to, args, exec.backend);
+  MOXIE_CHECK(args.rows == 1 || args.to.stride >= args.width, kOp,
+              ": rows of to must not overlap, got a stride of ", args.to.stride,
+              " bytes and a width of ", args.width);
   dispatch(
       kOp, exec, [&] { ref::copy_rows(args); }, [&] { cpu::copy_rows(args, exec); },
       [&](auto stream) { cuda::copy_rows(args, stream); });

@@ -2,6 +2,7 @@
 // parallelism (layout/wire.h), or at rows that an index names.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <vector>

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <limits>
+
 #include "moxie/core/copy_rows/backends.h"
 #include "moxie/core/copy_rows/copy_row.cuh"
 
@@ -32,7 +35,7 @@ struct Side {
 struct CopyRowsParams {
   Side from, to;
   int64_t rows, width;
-  uint64_t alignment;
+  uint64_t alignment;  // of the buffers and the width, as copy_row() takes it
 };
 
 // One warp per row.
@@ -41,9 +44,11 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(
   const int64_t r = work_index() * kWarps + warp_index();
   if (r >= p.rows) return;
   const int64_t from = p.from.begin_of(r), to = p.to.begin_of(r);
-  if (from < 0 || to < 0 || from + p.width > p.from.bytes || to + p.width > p.to.bytes) return;
+  if (from < 0 || to < 0 || from > p.from.bytes - p.width || to > p.to.bytes - p.width) return;
   std::byte* const at = p.to.data + to;
-  copy_row(p.from.data + from, &at, 1, 0, p.width, p.alignment);
+  // Each row in the widest pieces that it allows: messages of other ranks may begin anywhere.
+  const uint64_t alignment = p.alignment | static_cast<uint64_t>(from | to);
+  copy_row(p.from.data + from, &at, 1, 0, p.width, alignment);
 }
 
 // The side with the runs from `first` on, as many as a launch knows.
@@ -60,23 +65,18 @@ Side side_of(const RowsIn<T>& rows, size_t first) {
   return side;
 }
 
-uint64_t alignment_of(const Side& side) {
-  uint64_t bits = bits_of(side.data) | static_cast<uint64_t>(side.stride);
-  for (int i = 0; i < side.runs; ++i) bits |= static_cast<uint64_t>(side.run[i].begin);
-  return bits;
-}
-
 }  // namespace
 
 void copy_rows(const CopyRowsArgs& args, void* stream) {
   for (size_t from = 0; from < args.from.runs.size(); from += kMostRuns)
     for (size_t to = 0; to < args.to.runs.size(); to += kMostRuns) {
-      CopyRowsParams params{.from = side_of(args.from, from),
-                            .to = side_of(args.to, to),
-                            .rows = args.rows,
-                            .width = args.width};
-      params.alignment =
-          alignment_of(params.from) | alignment_of(params.to) | static_cast<uint64_t>(args.width);
+      const CopyRowsParams params{.from = side_of(args.from, from),
+                                  .to = side_of(args.to, to),
+                                  .rows = args.rows,
+                                  .width = args.width,
+                                  .alignment = bits_of(args.from.buffer.data) |
+                                               bits_of(args.to.buffer.data) |
+                                               static_cast<uint64_t>(args.width)};
       launch({"copy_rows", stream, ceil_div<int64_t>(args.rows, kWarps)}, copy_rows_kernel, params);
     }
 }

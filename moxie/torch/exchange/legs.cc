@@ -1,9 +1,7 @@
 #include "moxie/torch/exchange/legs.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/repeat_interleave.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
@@ -40,15 +38,7 @@ void read_pairs(const Messages& in, const Tensor& received, const Places& places
   const auto int32 = received.options().dtype(at::kInt);
   const Tensor both = at::empty({in.num_pairs(), 2}, int32);
   copy_rows(in.num_pairs(), kPairOfXBytes, in.pairs_in(received), rows_of_matrix(both));
-  int64_t before = 0;
-  std::vector<int64_t> first;
-  for (const int64_t count : places.in.tokens) first.push_back(before), before += count;
-  const auto on_host = at::TensorOptions(at::kLong);
-  const Tensor of_rank = at::tensor(first, on_host).to(received.device());
-  const Tensor counts = at::tensor(places.in.pairs, on_host).to(received.device());
-  const Tensor first_of_pair =
-      at::repeat_interleave(of_rank, counts, std::nullopt, places.in.num_pairs());
-  const Tensor token = both.select(1, 0) + first_of_pair;
+  const Tensor token = both.select(1, 0) + places.first_of_pair;
   out.token_of = token.index_select(0, places.arrival_of);
   out.weights = both.select(1, 1).index_select(0, places.arrival_of).view(at::kFloat);
 }

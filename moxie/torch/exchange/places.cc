@@ -167,6 +167,8 @@ Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& 
   places.row_in_message =
       visits.row.flatten().index_select(0, visits.rank.index_select(0, slots) * tokens + token);
   places.offs = counts_in.sum(0).cumsum(0).to(at::kInt);
+  const Tensor tokens_before = sums_before(received.select(1, experts + kTokens).to(at::kLong));
+  const Tensor pairs_of_rank = counts_in.sum(1);
 
   const Tensor& host = copy.wait();
   const Tensor host_in = host.narrow(0, world, world);
@@ -188,6 +190,7 @@ Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& 
   const Tensor rows = at::arange(pairs, int64);
   places.arrival_of = at::repeat_interleave(shift, lengths, std::nullopt, pairs) + rows;
   places.row_of_arrival = at::empty({pairs}, int64).scatter_(0, places.arrival_of, rows);
+  places.first_of_pair = at::repeat_interleave(tokens_before, pairs_of_rank, std::nullopt, pairs);
   return {places, agreed};
 }
 

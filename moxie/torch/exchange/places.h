@@ -28,6 +28,7 @@ struct Places {
   Tensor row_in_message;  // int32 [R]: for each pair sent, the row of its token in the message
   Tensor arrival_of;      // int64 [in pairs]: for each row of the experts, where its pair arrived
   Tensor row_of_arrival;  // int64 [in pairs]: the inverse of arrival_of
+  Tensor first_of_pair;   // int64 [in pairs]: by arrival, how many tokens earlier ranks have sent
   Tensor offs;            // int32 [local experts]: the ends of the rows of this rank's experts
 };
 
