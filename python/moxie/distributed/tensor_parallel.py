@@ -114,6 +114,7 @@ def shard_experts_(experts: GroupedExperts, mesh: DeviceMesh) -> None:
             sharded = whole.redistribute(mesh, [placement])
         except ValueError as error:
             raise RuntimeError(
-                f"{_OP}: torch {torch.__version__} cannot redistribute a DTensor to the placement of w13, gate_up_shard(); torch 2.13 can"
+                f"{_OP}: torch {torch.__version__} cannot redistribute a DTensor to the placement of w13, gate_up_shard(); "
+                "torch 2.13 can"
             ) from error
         experts.register_parameter(name, nn.Parameter(sharded, requires_grad=weight.requires_grad))
