@@ -1,6 +1,6 @@
-// A TileQueue for tiles that cost at most 15: every pair gets the same tiles, and a run costs the
-// scheduler warp a third of the instructions, none of which waits for shared memory. With 128 small
-// groups a TileQueue kept the tensor cores waiting (docs/kernels/log/2026-11-19-grouped-gemm.md).
+// A TileQueue for tiles that cost at most 15: every pair gets the same tiles, but a run of tiles
+// takes no loads from shared memory. Small groups have many runs, and a queue that is late keeps
+// the tensor cores waiting (docs/kernels/log/2026-11-19-grouped-gemm.md).
 #pragma once
 
 #include "moxie/core/base/cta.cuh"
