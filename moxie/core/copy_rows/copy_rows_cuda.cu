@@ -15,9 +15,9 @@ struct Side {
   std::byte* data;
   int64_t bytes, stride;
   const int64_t* index;  // or nullptr
-  int runs;
-  int64_t end;  // rows from here on are not of these runs
-  RowRun run[kMostRuns];
+  int runs = 0;
+  int64_t end = 0;  // rows from here on are not of these runs
+  RowRun run[kMostRuns] = {};
 
   // The byte at which row r begins; -1 if it is in no run.
   __device__ int64_t begin_of(int64_t r) const {
