@@ -15,6 +15,7 @@ import platform
 import random
 import re
 import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -174,6 +175,8 @@ def spread(seconds: list[float]) -> dict[str, float]:
 
 
 def git(*arguments: str) -> str:
+    if shutil.which("git") is None:
+        return ""
     done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True)
     return done.stdout.strip() if done.returncode == 0 else ""
 
@@ -201,7 +204,7 @@ def slug(machine: dict, device: str) -> str:
 def begin_report(script: str, options: argparse.Namespace) -> dict:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "commit": git("rev-parse", "HEAD"),
+        "commit": git("rev-parse", "HEAD") or "unknown",
         "modified": bool(git("status", "--porcelain")),
         "command": shlex.join([script, *sys.argv[1:]]),
         "machine": machine(options.device),
