@@ -15,6 +15,8 @@ PATH = os.pathsep.join((str(ROOT / "build/linters/bin"), os.environ["PATH"]))
 
 def check(tool: str, needs: tuple[str, ...], folder: pathlib.Path, files: dict[str, str]) -> subprocess.CompletedProcess:
     """Makes a repository of `files` with this repository's linter settings, and runs a tool in it."""
+    if not shutil.which("git"):
+        pytest.skip("git is not installed")
     for program in needs:
         if not shutil.which(program, path=PATH):
             pytest.skip(f"{program} is not installed; tools/setup.sh --with-linters")
