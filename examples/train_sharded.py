@@ -46,7 +46,7 @@ def build(mesh) -> nn.Module:
     model = nn.Sequential(Block(), Block())
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model:
-        if mesh["tp"].size() > 1:  # torch 2.13 or later
+        if mesh["tp"].size() > 1:  # torch 2.11 cannot
             styles = {"moe": moxie.distributed.ExpertTensorParallel(), "up": ColwiseParallel(output_layouts=Replicate())}
             parallelize_module(block, mesh["tp"], styles)
         fully_shard(block, mesh=mesh["dp"], mp_policy=policy)
