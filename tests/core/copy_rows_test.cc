@@ -10,40 +10,13 @@
 #include "moxie/core/base/check.h"
 #include "tests/support/backends.h"
 #include "tests/support/random.h"
+#include "tests/support/values.h"
 
 namespace moxie::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
-
-// Values where a backend reads and writes them.
-template <class T>
-class Values {
- public:
-  Values(Backend backend, std::vector<T> values)
-      : values_(std::move(values)), is_on_device_(backend == Backend::kCuda) {
-    if (!is_on_device_) return;
-    memory_ = DeviceBuffer(bytes());
-    copy_to_device(memory_.data(), values_.data(), bytes());
-  }
-  View<T> view() {
-    T* const data = is_on_device_ ? static_cast<T*>(memory_.data()) : values_.data();
-    return {data, {static_cast<int64_t>(values_.size())}};
-  }
-  View<const T> const_view() { return {view().data, view().shape}; }
-  const std::vector<T>& read() {
-    if (is_on_device_) copy_to_host(values_.data(), memory_.data(), bytes());
-    return values_;
-  }
-
- private:
-  size_t bytes() const { return values_.size() * sizeof(T); }
-
-  std::vector<T> values_;
-  bool is_on_device_;
-  DeviceBuffer memory_;
-};
 
 // Runs of rows with gaps between them, as messages of several ranks have.
 struct Layout {
@@ -74,7 +47,7 @@ int64_t begin_in(const Layout& layout, int64_t row, int64_t stride) {
 void check_random_copies(const NamedExec& on) {
   Random random(1);
   for (int i = 0; i < 60; ++i) {
-    const auto width = random.pick<int64_t>({1, 4, 8, 24, 48, 1000, 7184});
+    const auto width = random.pick<int64_t>({1, 4, 8, 16, 24, 48, 112, 144, 1000, 7184});
     const int64_t stride = width + random.pick<int64_t>({0, 0, 8, 16, 3});
     const auto runs = random.pick<int64_t>({1, 1, 2, 5, 129, 300});
     const Layout apart = random_layout(random, runs, stride);

@@ -1,19 +1,21 @@
-// One warp moves a row, as bytes, in the widest pieces that everything is aligned to.
+// A warp, or some of its lanes, move a row, as bytes, in the widest pieces that everything is
+// aligned to.
 #pragma once
 
 #include "moxie/core/base/cuda.cuh"
 
 namespace moxie::cuda {
 
-// Copies `bytes` from `from` to `to[d] + offset`, for every d.
-template <class Word>
+// Copies `bytes` from `from` to `to[d] + offset`, for every d, by kLanes neighbouring lanes.
+template <class Word, int kLanes>
 __device__ void copy_words(const std::byte* from, std::byte* const* to, int count, int64_t offset,
                            int64_t bytes) {
-  constexpr int64_t kStep = kWarp * sizeof(Word);
+  constexpr int64_t kStep = kLanes * sizeof(Word);
   // Loads in flight per lane: 64 bytes, so that a row of 2048 bytes is one round.
   constexpr int kInFlight = 4;
 #pragma unroll 1
-  for (int64_t first = lane_index() * sizeof(Word); first < bytes; first += kInFlight * kStep) {
+  for (int64_t first = lane_index() % kLanes * sizeof(Word); first < bytes;
+       first += kInFlight * kStep) {
     Word word[kInFlight];
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i)
@@ -28,16 +30,17 @@ __device__ void copy_words(const std::byte* from, std::byte* const* to, int coun
 }
 
 // alignment: a number whose lowest bits are zero as far as every address and size is aligned.
-__device__ inline void copy_row(const std::byte* from, std::byte* const* to, int count,
-                                int64_t offset, int64_t bytes, uint64_t alignment) {
+template <int kLanes = kWarp>
+__device__ void copy_row(const std::byte* from, std::byte* const* to, int count, int64_t offset,
+                         int64_t bytes, uint64_t alignment) {
   if (alignment % sizeof(uint4) == 0)
-    copy_words<uint4>(from, to, count, offset, bytes);
+    copy_words<uint4, kLanes>(from, to, count, offset, bytes);
   else if (alignment % sizeof(uint2) == 0)
-    copy_words<uint2>(from, to, count, offset, bytes);
+    copy_words<uint2, kLanes>(from, to, count, offset, bytes);
   else if (alignment % sizeof(uint32_t) == 0)
-    copy_words<uint32_t>(from, to, count, offset, bytes);
+    copy_words<uint32_t, kLanes>(from, to, count, offset, bytes);
   else
-    copy_words<uint8_t>(from, to, count, offset, bytes);
+    copy_words<uint8_t, kLanes>(from, to, count, offset, bytes);
 }
 
 // In every format that travels, bytes of ones are NaN.

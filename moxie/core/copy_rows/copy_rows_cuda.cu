@@ -38,17 +38,33 @@ struct CopyRowsParams {
   uint64_t alignment;  // of the buffers and the width, as copy_row() takes it
 };
 
-// One warp per row.
+// kLanes neighbouring lanes per row.
+template <int kLanes>
 __global__ __launch_bounds__(kThreads) void copy_rows_kernel(
     const __grid_constant__ CopyRowsParams p) {
-  const int64_t r = work_index() * kWarps + warp_index();
+  const int64_t r = (work_index() * kThreads + threadIdx.x) / kLanes;
   if (r >= p.rows) return;
   const int64_t from = p.from.begin_of(r), to = p.to.begin_of(r);
   if (from < 0 || to < 0 || from > p.from.bytes - p.width || to > p.to.bytes - p.width) return;
   std::byte* const at = p.to.data + to;
   // Each row in the widest pieces that it allows: messages of other ranks may begin anywhere.
   const uint64_t alignment = p.alignment | static_cast<uint64_t>(from | to);
-  copy_row(p.from.data + from, &at, 1, 0, p.width, alignment);
+  copy_row<kLanes>(p.from.data + from, &at, 1, 0, p.width, alignment);
+}
+
+using Kernel = void (*)(CopyRowsParams);
+struct KernelOf {
+  Kernel kernel;
+  int lanes;
+};
+
+// Scales and numbers of pairs are a few bytes, for which most lanes of a warp would have no piece.
+KernelOf kernel_of(int64_t width, uint64_t alignment) {
+  const auto piece = min<int64_t>(sizeof(uint4), static_cast<int64_t>(alignment & -alignment));
+  const int64_t pieces = ceil_div(width, piece);
+  if (pieces == 1) return {copy_rows_kernel<1>, 1};
+  if (pieces <= 8) return {copy_rows_kernel<8>, 8};
+  return {copy_rows_kernel<kWarp>, kWarp};
 }
 
 // The side with the runs from `first` on, as many as a launch knows.
@@ -77,7 +93,8 @@ void copy_rows(const CopyRowsArgs& args, void* stream) {
                                   .alignment = bits_of(args.from.buffer.data) |
                                                bits_of(args.to.buffer.data) |
                                                static_cast<uint64_t>(args.width)};
-      launch({"copy_rows", stream, ceil_div<int64_t>(args.rows, kWarps)}, copy_rows_kernel, params);
+      const auto [kernel, lanes] = kernel_of(args.width, params.alignment);
+      launch({"copy_rows", stream, ceil_div<int64_t>(args.rows, kThreads / lanes)}, kernel, params);
     }
 }
 

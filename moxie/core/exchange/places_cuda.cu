@@ -1,6 +1,7 @@
 // Places in three launches: find the expert of every slot and count tokens by rank in each piece;
 // one CTA sends counts to all ranks, meets them and finds where everything begins; assign rows and
 // send pairs. Atomics decide nothing, so the same route gives the same places.
+#include "moxie/core/base/scan.cuh"
 #include "moxie/core/exchange/backends.h"
 #include "moxie/core/exchange/meet.cuh"
 
@@ -107,12 +108,7 @@ __device__ void scan_pieces(const PlacesParams& p, MeetStorage& s) {
     for (int64_t first = 0; first < p.pieces; first += kWarp) {
       const int64_t i = first + lane_index();
       const int32_t count = i < p.pieces ? counts[i] : 0;
-      int32_t upto = count;
-#pragma unroll
-      for (int step = 1; step < kWarp; step *= 2) {
-        const int32_t other = __shfl_up_sync(~0u, upto, step);
-        if (lane_index() >= step) upto += other;
-      }
+      const int32_t upto = scan_warp(count);
       if (i < p.pieces) counts[i] = before + upto - count;
       before += __shfl_sync(~0u, upto, kWarp - 1);
     }

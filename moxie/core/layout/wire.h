@@ -68,6 +68,11 @@ constexpr int64_t message_bytes(const WireRows& wire, Leg leg, int64_t tokens, i
 // sender's call asks for, and a number that is equal on ranks whose calls fit together
 // (torch/exchange/places.h). On a CPU one int32, the number of the sender's experts, goes to each
 // rank before that.
+enum class BesideExperts : int64_t { kTokens, kFlags, kSignature };
 inline constexpr int64_t kCountsBesideExperts = 3;
+// The column of a rank's counts that holds `what`.
+constexpr int64_t column_of(BesideExperts what, int64_t local_experts) {
+  return local_experts + static_cast<int64_t>(what);
+}
 
 }  // namespace moxie

@@ -2,6 +2,7 @@
 // counts of each expert over pieces; assign rows. If there is one piece, the last is enough.
 // Atomics only count, they never decide an order, so the same ids give the same rows.
 #include "moxie/core/base/cuda.cuh"
+#include "moxie/core/base/scan.cuh"
 #include "moxie/core/route/backends.h"
 
 namespace moxie::cuda {
@@ -33,15 +34,6 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const __grid_constant__
     p.piece[e * p.pieces + piece] = counts[e];
 }
 
-__device__ int32_t scan_warp(int32_t value) {
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int32_t other = __shfl_up_sync(~0u, value, step);
-    if (lane_index() >= step) value += other;
-  }
-  return value;
-}
-
 // One warp per expert: exclusive prefix sum of its counts over the pieces.
 __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ RouteParams p) {
   const int64_t e = work_index() * kWarps + warp_index();
@@ -55,24 +47,6 @@ __global__ __launch_bounds__(kThreads) void scan_kernel(const __grid_constant__ 
     before += __shfl_sync(~0u, upto, kWarp - 1);
   }
   if (lane_index() == 0) p.total[e] = before;
-}
-
-// Computes the end of each expert's rows from total_of(expert). All threads must call it.
-template <class TotalOf>
-__device__ void find_ends(const RouteParams& p, int32_t (&ends)[kMaxGroups], TotalOf&& total_of) {
-  __shared__ int32_t of_warp[kWarps];
-  const int64_t share = ceil_div<int64_t>(p.experts, kThreads);
-  const int64_t first = min<int64_t>(threadIdx.x * share, p.experts);
-  const int64_t last = min<int64_t>(first + share, p.experts);
-  int32_t mine = 0;
-  for (int64_t e = first; e < last; ++e) mine += total_of(e);
-  const int32_t upto = scan_warp(mine);
-  if (lane_index() == kWarp - 1) of_warp[warp_index()] = upto;
-  __syncthreads();
-  int32_t end = upto - mine;
-  for (int w = 0; w < warp_index(); ++w) end += of_warp[w];
-  for (int64_t e = first; e < last; ++e) ends[e] = end += total_of(e);
-  __syncthreads();
 }
 
 enum class Pieces { kOne, kAny };
@@ -105,12 +79,14 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const __grid_constant__
     __syncwarp();
   }
   __syncthreads();
-  find_ends(p, ends, [&](int64_t e) {
+  const auto total_of = [&](int e) {
     if (kPieces == Pieces::kAny) return p.total[e];
     int32_t total = 0;
     for (int w = 0; w < kWarps; ++w) total += counts[w][e];
     return total;
-  });
+  };
+  scan_cta(static_cast<int>(p.experts), total_of,
+           [&](int e, int32_t before, int32_t total) { ends[e] = before + total; });
   if (piece == 0)
     for (int64_t e = threadIdx.x; e < p.experts; e += kThreads) p.offs[e] = ends[e];
 #pragma unroll

@@ -23,8 +23,11 @@ enum Saved : size_t {
 
 class GroupPath final : public TokenPath {
  public:
-  explicit GroupPath(const GroupPathArgs& args)
-      : args_(args), offs_(args.agreed.places.offs), num_tokens_(args.rows.weights->size(0)) {}
+  GroupPath(const GroupPathArgs& args, const XForWire& x)
+      : args_(args),
+        offs_(args.agreed.places.offs),
+        num_tokens_(args.rows.weights->size(0)),
+        received_(dispatch_tokens({args_.group, places(), x.tokens, "x"}, x.pairs)) {}
 
   GroupPath(variable_list&& saved, SavedData& data)
       : args_{Group(data["group"].toStringRef(), kOp),
@@ -57,10 +60,7 @@ class GroupPath final : public TokenPath {
                  saved[kSavedRowWeights]};
   }
 
-  QuantizedForms x_to_experts(const Plan& plan, const Tensor& tokens) override {
-    const Quantized sent = for_wire(plan, args_.wire, Role::kX, tokens);
-    received_ = dispatch_tokens({args_.group, places(), sent, "x"},
-                                Weights{*args_.rows.weights, *permutation().slot_of});
+  QuantizedForms x_to_experts(const Plan& plan, const Tensor& /*tokens*/) override {
     const Quantized rows = rows_of(received_.tokens, places(), received_.token_of);
     return forms_of_received({plan, offs_, Role::kX, Need::kRowwise}, rows);
   }
@@ -128,8 +128,9 @@ class GroupPath final : public TokenPath {
 
   Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
-    const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, {}).tokens,
-                                   places(), received_.token_of);
+    const Quantized rows =
+        rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, Tensor()).tokens, places(),
+                received_.token_of);
     Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
     if (bias.db2.defined()) made.bias.db2 = sum_over_ranks(bias.db2);
@@ -179,8 +180,9 @@ class GroupPath final : public TokenPath {
 
 }  // namespace
 
-std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args) {
-  return std::make_unique<GroupPath>(args);
+std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args, const XForWire& x) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return std::make_unique<GroupPath>(args, x);
 }
 
 std::unique_ptr<TokenPath> restored_group_path(variable_list&& saved, SavedData& data) {

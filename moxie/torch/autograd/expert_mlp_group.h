@@ -16,6 +16,12 @@ struct GroupPathArgs {
   at::ScalarType x_dtype;
   bool has_b2;
 };
-std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args);
+// The tokens as they travel, and what goes with them.
+struct XForWire {
+  Quantized tokens;
+  Tensor pairs;
+};
+// Makes the path, and sends x.
+std::unique_ptr<TokenPath> group_path(const GroupPathArgs& args, const XForWire& x);
 
 }  // namespace moxie::ops::mlp

@@ -27,24 +27,32 @@ Tensor call_parallel(const ParallelArgs& args) {
   Needs needs = mlp::needs_of<kAutograd>(of_mlp, args.weights);
   const int64_t experts = args.w13.size(0), top_k = args.weights.size(1);
   options.offs = at::zeros({experts}, args.offs.options());
-  checked_call(args, options, 0, needs);
+  const Call without_rows = checked_call(args, options, 0, needs);
   const Tensor offs = ends_in_order(args);
   const Tensor slot_of = dense(args.slot_of), row_of = dense(args.row_of);
-  const Agreed agreed = [&] {
+  Agreed agreed;
+  mlp::XForWire x;
+  {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    return exchange_counts(group, kOp, {offs, slot_of, row_of, top_k, experts},
-                           {.autograd = needs.any(),
-                            .dx = needs.x,
-                            .dweights = needs.weights,
-                            .db2 = needs.b2,
-                            .signature = signature_of(args, recipe, wire)});
-  }();
+    CountsExchange counts(group, kOp, {offs, slot_of, row_of, top_k, experts},
+                          {.autograd = needs.any(),
+                           .dx = needs.x,
+                           .dweights = needs.weights,
+                           .db2 = needs.b2,
+                           .signature = signature_of(args, recipe, wire)});
+    // While this runs, the host waits for the counts and queues what needs them.
+    x = {mlp::for_wire(without_rows.plan.up, wire, Role::kX, args.x.to(args.rows_dtype())),
+         pairs_of_x(counts.row_in_message(), {args.weights, slot_of})};
+    agreed = counts.wait();
+  }
   const auto path = mlp::group_path({group,
                                      wire,
                                      agreed,
                                      {offs, {slot_of, row_of, top_k}, args.weights},
                                      args.x.scalar_type(),
-                                     options.b2.has_value()});
+                                     options.b2.has_value()},
+                                    x);
+  x = {};  // it is sent
   needs = path->all_needs(needs);
   options.offs = agreed.places.offs;
   const Call call = call_of_received(args, options, agreed.places.in.num_pairs(), needs, wire);

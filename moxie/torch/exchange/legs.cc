@@ -25,30 +25,26 @@ Messages messages_of(const Traffic& traffic, const TokenFormat& format, int64_t 
   return {{traffic.tokens, row_bytes_of(format)}, {traffic.pairs, pair_bytes}};
 }
 
-// For each (token, expert) pair to send: int32 index of the token's row in the message, f32 routing
-// weight.
-Tensor pairs_of_x(const Places& places, const Weights& weights) {
-  const Tensor by_row = dense(weights.of_slots).flatten().index_select(0, weights.slot_of);
-  const Tensor pairs = at::stack({places.row_in_message, by_row.view(at::kInt)}, 1);
-  return pairs.view(at::kByte).view({-1, kPairOfXBytes});
-}
-
-// Reads the pairs that arrived and puts them in the order of the experts' rows.
+// Reads the pairs that arrived, each to the row of the experts that it is for.
 void read_pairs(const Messages& in, const Tensor& received, const Places& places, Dispatched& out) {
-  const auto int32 = received.options().dtype(at::kInt);
-  const Tensor both = at::empty({in.num_pairs(), 2}, int32);
-  copy_rows(in.num_pairs(), kPairOfXBytes, in.pairs_in(received), rows_of_matrix(both));
-  const Tensor token = both.select(1, 0) + places.first_of_pair;
-  out.token_of = token.index_select(0, places.arrival_of);
-  out.weights = both.select(1, 1).index_select(0, places.arrival_of).view(at::kFloat);
+  const Tensor pairs = at::empty({in.num_pairs(), 2}, received.options().dtype(at::kInt));
+  copy_rows(in.num_pairs(), kPairOfXBytes, in.pairs_in(received),
+            rows_of_matrix(pairs, places.row_of_arrival));
+  out.token_of = pairs.select(1, 0) + places.first_of_row;
+  out.weights = pairs.select(1, 1).contiguous().view(at::kFloat);
 }
 
 }  // namespace
 
-Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights>& weights) {
+Tensor pairs_of_x(const Tensor& row_in_message, const Weights& weights) {
+  const Tensor by_row = dense(weights.of_slots).flatten().index_select(0, weights.slot_of);
+  return at::stack({row_in_message, by_row.view(at::kInt)}, 1);
+}
+
+Dispatched dispatch_tokens(const DispatchArgs& args, const Tensor& pairs) {
   const auto& [group, places, tokens, what] = args;
   const TokenFormat format = format_of(tokens);
-  const int64_t pair_bytes = weights ? kPairOfXBytes : 0;
+  const int64_t pair_bytes = pairs.defined() ? kPairOfXBytes : 0;
   const Messages out = messages_of(places.out, format, pair_bytes);
   const Messages in = messages_of(places.in, format, pair_bytes);
   const Tensor sent = at::empty({out.bytes()}, places.token_of.options().dtype(at::kByte));
@@ -59,12 +55,11 @@ Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights
   send(tokens.data, format.data_bytes(), 0);
   if (tokens.scale) send(*tokens.scale, format.scale_bytes(), format.data_bytes());
   pad_rows(out, sent, format.data_bytes() + format.scale_bytes(), row_bytes_of(format));
-  if (weights)
-    copy_rows(out.num_pairs(), kPairOfXBytes, rows_of_matrix(pairs_of_x(places, *weights)),
-              out.pairs_in(sent));
+  if (pairs.defined())
+    copy_rows(out.num_pairs(), kPairOfXBytes, rows_of_matrix(pairs), out.pairs_in(sent));
   Dispatched made;
   made.tokens = {group.all_to_all(sent, {out.sizes(), in.sizes()}, what), format, pair_bytes};
-  if (weights) read_pairs(in, made.tokens.messages, places, made);
+  if (pairs.defined()) read_pairs(in, made.tokens.messages, places, made);
   return made;
 }
 

@@ -43,12 +43,16 @@ struct ReceivedTokens {
 };
 struct Dispatched {
   ReceivedTokens tokens;
-  // If weights were sent, for each row of the experts: the received token that it holds, and its
+  // If pairs were sent, for each row of the experts: the received token that it holds, and its
   // weight.
   Tensor token_of;  // int64 [in pairs]
   Tensor weights;   // f32 [in pairs]
 };
-Dispatched dispatch_tokens(const DispatchArgs& args, const std::optional<Weights>& weights);
+// What goes with x: for each pair, in the order of rows, the row of its token in the message and
+// the bits of its f32 routing weight. int32 [R, 2].
+Tensor pairs_of_x(const Tensor& row_in_message, const Weights& weights);
+// pairs: undefined if none go with the tokens.
+Dispatched dispatch_tokens(const DispatchArgs& args, const Tensor& pairs);
 // The rows of the experts: row r is received token row_token[r] (int64).
 Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token);
 

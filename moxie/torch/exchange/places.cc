@@ -1,22 +1,15 @@
 #include "moxie/torch/exchange/places.h"
 
-#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/diff.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/repeat_interleave.h>
-#include <ATen/ops/searchsorted.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
 
-#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <numeric>
-#include <optional>
 
-#include "moxie/core/layout/wire.h"
+#include "moxie/core/message_places/message_places.h"
+#include "moxie/torch/exec.h"
 
 namespace moxie::ops {
 namespace {
@@ -29,39 +22,18 @@ int32_t bits_of(const CallFlags& flags) {
          (flags.dweights ? kDweights : 0) | (flags.db2 ? kDb2 : 0);
 }
 
-// The columns of a rank's counts after one column per expert.
-enum Column : int64_t { kTokens, kFlags, kSignature };
-static_assert(kSignature + 1 == kCountsBesideExperts);
-
-// For each rank and token: whether the token goes to the rank, and in which row of the message.
-struct Visits {
-  Tensor goes;  // bool [W, T]
-  Tensor row;   // int32 [W, T]: how many tokens before this one go there
-  Tensor rank;  // int64 [T * k]: the rank that each slot goes to
-};
-
-Visits visits_of(const RouteOfTokens& route, int64_t world) {
-  const int64_t tokens = route.slot_of.size(0) / route.top_k;
-  // The ends of the rows for each rank: offs at its last expert.
-  const Tensor ends = route.offs.view({world, route.local_experts}).select(1, -1).contiguous();
-  const Tensor rank = at::searchsorted(ends, route.row_of, /*out_int32=*/false, /*right=*/true);
-  const Tensor goes = at::zeros({tokens, world}, rank.options().dtype(at::kBool))
-                          .scatter_(1, rank.view({tokens, route.top_k}), true)
-                          .t()
-                          .contiguous();
-  return {goes, goes.cumsum(1, at::kInt).sub_(1), rank};
-}
-
 std::vector<int64_t> column(const Tensor& host, int64_t at) {
+  const auto rows = host.accessor<int32_t, 2>();
   std::vector<int64_t> values;
-  for (int64_t i = 0; i < host.size(0); ++i) values.push_back(host[i][at].item<int32_t>());
+  for (int64_t i = 0; i < rows.size(0); ++i) values.push_back(rows[i][at]);
   return values;
 }
 
 Traffic traffic_of(const Tensor& host, int64_t experts) {
-  Traffic traffic{column(host, experts + kTokens), {}};
-  const Tensor pairs = host.narrow(1, 0, experts).sum(1);
-  for (int64_t i = 0; i < host.size(0); ++i) traffic.pairs.push_back(pairs[i].item<int64_t>());
+  Traffic traffic{column(host, column_of(BesideExperts::kTokens, experts)), {}};
+  const auto rows = host.accessor<int32_t, 2>();
+  for (int64_t i = 0; i < rows.size(0); ++i)
+    traffic.pairs.push_back(std::accumulate(rows[i].data(), rows[i].data() + experts, int64_t{0}));
   return traffic;
 }
 
@@ -106,92 +78,91 @@ void agree_on_experts(const Group& group, const char* op, int64_t experts) {
                       " on rank ", rank);
 }
 
-// A copy to the host that has been issued, but not waited for. From a GPU it goes to pinned memory,
-// on the current stream, and an event marks its end: until wait() the host queues other work.
-class CopyToHost {
- public:
-  explicit CopyToHost(const Tensor& from)
-      : source_(from),
-        host_(at::empty(from.sizes(),
-                        from.options().device(at::kCPU).pinned_memory(!from.is_cpu()))) {
-    host_.copy_(from, /*non_blocking=*/!from.is_cpu());
-    if (from.is_cpu()) return;
-    const c10::impl::VirtualGuardImpl device(from.device().type());
-    done_.emplace(from.device().type());
-    done_->record(device.getStream(from.device()));
-  }
-  const Tensor& wait() const {
-    if (done_) done_->synchronize();
-    return host_;
-  }
-
- private:
-  Tensor source_;  // kept so that it is not freed while it is copied
-  Tensor host_;
-  std::optional<c10::Event> done_;
+struct Sent {
+  Tensor counts, token_of, row_in_message;
 };
 
-Tensor sums_before(const Tensor& counts) { return counts.cumsum(0) - counts; }
+Sent places_of_sent(const RouteOfTokens& route, int64_t ranks, const CallFlags& flags) {
+  const auto int32 = route.offs.options();
+  const int64_t slots = route.slot_of.size(0);
+  const Sent sent{at::empty({ranks, route.local_experts + kCountsBesideExperts}, int32),
+                  at::empty({slots}, int32.dtype(at::kLong)), at::empty({slots}, int32)};
+  const int64_t size = route.offs.is_cpu() ? 0 : sent_places_workspace(slots, ranks);
+  const Tensor workspace = at::empty({size}, int32);
+  const DeviceScope scope(route.offs.device());
+  sent_places({.offs = const_view<int32_t>(route.offs),
+               .slot_of = const_view<int32_t>(route.slot_of),
+               .row_of = const_view<int32_t>(route.row_of.view({-1, route.top_k})),
+               .ranks = ranks,
+               .flags = bits_of(flags),
+               .signature = flags.signature,
+               .counts = view<int32_t>(sent.counts),
+               .token_of = view<int64_t>(sent.token_of),
+               .row_in_message = view<int32_t>(sent.row_in_message),
+               .workspace = view<int32_t>(workspace)},
+              scope.exec());
+  return sent;
+}
+
+// The places of `pairs` pairs that come with these counts.
+void find_received(const Tensor& counts, int64_t pairs, Places& places) {
+  const auto int64 = counts.options().dtype(at::kLong);
+  places.offs = at::empty({counts.size(1) - kCountsBesideExperts}, counts.options());
+  places.row_of_arrival = at::empty({pairs}, int64);
+  places.first_of_row = at::empty({pairs}, int64);
+  const DeviceScope scope(counts.device());
+  received_places({.counts = const_view<int32_t>(counts),
+                   .offs = view<int32_t>(places.offs),
+                   .row_of_arrival = view<int64_t>(places.row_of_arrival),
+                   .first_of_row = view<int64_t>(places.first_of_row)},
+                  scope.exec());
+}
 
 }  // namespace
 
 int64_t Traffic::num_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), 0L); }
 int64_t Traffic::num_pairs() const { return std::accumulate(pairs.begin(), pairs.end(), 0L); }
 
-Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
-                       const CallFlags& flags) {
-  const int64_t world = group.size(), experts = route.local_experts;
-  if (route.offs.is_cpu()) agree_on_experts(group, op, experts);
-  const Visits visits = visits_of(route, world);
-  const auto int32 = route.offs.options();
-  const Tensor counts = at::diff(route.offs, 1, 0, at::zeros({1}, int32)).view({world, experts});
-  const Tensor sent = at::cat(
-      {counts, visits.goes.sum(1, true, at::kInt), at::full({world, 1}, bits_of(flags), int32),
-       at::full({world, 1}, flags.signature, int32)},
-      1);
-  const std::vector<int64_t> ones(static_cast<size_t>(world), 1);
-  const Tensor received = group.all_to_all(sent, {ones, ones}, "counts");
-  const CopyToHost copy(at::cat({sent, received}));
+CopyToHost::CopyToHost(const Tensor& from)
+    : source_(from),
+      host_(
+          at::empty(from.sizes(), from.options().device(at::kCPU).pinned_memory(!from.is_cpu()))) {
+  host_.copy_(from, /*non_blocking=*/!from.is_cpu());
+  if (from.is_cpu()) return;
+  const c10::impl::VirtualGuardImpl device(from.device().type());
+  done_.emplace(from.device().type());
+  done_->record(device.getStream(from.device()));
+}
 
-  // While the copy runs, queues the work that needs no number on the host.
-  const int64_t tokens = visits.goes.size(1);
-  const auto int64 = int32.dtype(at::kLong);
-  const Tensor first = sums_before(visits.goes.sum(1)).unsqueeze(1);
-  const Tensor slots = route.slot_of.to(at::kLong);
-  const Tensor token = slots.div(route.top_k, "floor");
-  const Tensor counts_in = received.narrow(1, 0, experts).to(at::kLong).contiguous();
-  const Tensor arrival = sums_before(counts_in.flatten()).view({world, experts}).t().flatten();
-  const Tensor lengths = counts_in.t().flatten();
-  const Tensor shift = arrival - sums_before(lengths);
-  Places places;
-  places.row_in_message =
-      visits.row.flatten().index_select(0, visits.rank.index_select(0, slots) * tokens + token);
-  places.offs = counts_in.sum(0).cumsum(0).to(at::kInt);
-  const Tensor tokens_before = sums_before(received.select(1, experts + kTokens).to(at::kLong));
-  const Tensor pairs_of_rank = counts_in.sum(1);
+const Tensor& CopyToHost::wait() const {
+  if (done_) done_->synchronize();
+  return host_;
+}
 
-  const Tensor& host = copy.wait();
+CountsExchange::CountsExchange(const Group& group, const char* op, const RouteOfTokens& route,
+                               const CallFlags& flags)
+    : group_(group), op_(op), flags_(flags) {
+  if (route.offs.is_cpu()) agree_on_experts(group, op, route.local_experts);
+  const Sent sent = places_of_sent(route, group.size(), flags);
+  places_.token_of = sent.token_of;
+  row_in_message_ = sent.row_in_message;
+  const std::vector<int64_t> ones(static_cast<size_t>(group.size()), 1);
+  received_ = group.all_to_all(sent.counts, {ones, ones}, "counts");
+  copy_.emplace(at::cat({sent.counts, received_}));
+}
+
+Agreed CountsExchange::wait() {
+  const int64_t world = group_.size(), experts = received_.size(1) - kCountsBesideExperts;
+  const Tensor& host = copy_->wait();
   const Tensor host_in = host.narrow(0, world, world);
-  const CallFlags agreed = agree(group, op, column(host_in, experts + kFlags),
-                                 column(host_in, experts + kSignature), flags);
-  places.out = traffic_of(host.narrow(0, 0, world), experts);
-  places.in = traffic_of(host_in, experts);
-
-  // Lists the tokens to send, in order of rank, then token. A token that does not go to a rank is
-  // written to one extra element at the end, which is dropped.
-  const int64_t out_tokens = places.out.num_tokens();
-  const Tensor place = at::where(visits.goes, visits.row + first, out_tokens);
-  places.token_of = at::empty({out_tokens + 1}, int64)
-                        .scatter_(0, place.flatten(), at::arange(tokens, int64).repeat({world}))
-                        .narrow(0, 0, out_tokens);
-  // For each row of the experts, the pair that it holds: pairs arrive ordered by rank, then expert,
-  // and rows are ordered by expert, then rank.
-  const int64_t pairs = places.in.num_pairs();
-  const Tensor rows = at::arange(pairs, int64);
-  places.arrival_of = at::repeat_interleave(shift, lengths, std::nullopt, pairs) + rows;
-  places.row_of_arrival = at::empty({pairs}, int64).scatter_(0, places.arrival_of, rows);
-  places.first_of_pair = at::repeat_interleave(tokens_before, pairs_of_rank, std::nullopt, pairs);
-  return {places, agreed};
+  const auto beside = [&](BesideExperts what) { return column(host_in, column_of(what, experts)); };
+  const CallFlags agreed =
+      agree(group_, op_, beside(BesideExperts::kFlags), beside(BesideExperts::kSignature), flags_);
+  places_.out = traffic_of(host.narrow(0, 0, world), experts);
+  places_.in = traffic_of(host_in, experts);
+  places_.token_of = places_.token_of.narrow(0, 0, places_.out.num_tokens());
+  find_received(received_, places_.in.num_pairs(), places_);
+  return {places_, agreed};
 }
 
 }  // namespace moxie::ops

@@ -9,6 +9,10 @@
 // process with all tokens would give them.
 #pragma once
 
+#include <c10/core/Event.h>
+
+#include <optional>
+
 #include "moxie/torch/exchange/group.h"
 #include "moxie/torch/view.h"
 
@@ -25,10 +29,8 @@ struct Traffic {
 struct Places {
   Traffic out, in;        // out: tokens sent, rows that return; in: tokens received, rows sent back
   Tensor token_of;        // int64 [out tokens]: the token in each row of the messages that are sent
-  Tensor row_in_message;  // int32 [R]: for each pair sent, the row of its token in the message
-  Tensor arrival_of;      // int64 [in pairs]: for each row of the experts, where its pair arrived
-  Tensor row_of_arrival;  // int64 [in pairs]: the inverse of arrival_of
-  Tensor first_of_pair;   // int64 [in pairs]: by arrival, how many tokens earlier ranks have sent
+  Tensor row_of_arrival;  // int64 [in pairs]: by arrival, the row of the experts for the pair
+  Tensor first_of_row;    // int64 [in pairs]: by row, how many tokens earlier ranks have sent
   Tensor offs;            // int32 [local experts]: the ends of the rows of this rank's experts
 };
 
@@ -49,14 +51,43 @@ struct RouteOfTokens {
   int64_t local_experts;
 };
 
-// Exchanges the counts and copies them to the host, because messages need sizes: this is the only
-// point at which a call waits for the device. Throws on every rank if their flags do not fit
-// together.
+// A copy to the host that has been issued, but not waited for. From a GPU it goes to pinned memory,
+// on the current stream, and an event marks its end: until wait() the host queues other work.
+class CopyToHost {
+ public:
+  explicit CopyToHost(const Tensor& from);
+  const Tensor& wait() const;
+
+ private:
+  Tensor source_;  // kept so that it is not freed while it is copied
+  Tensor host_;
+  std::optional<c10::Event> done_;
+};
+
 struct Agreed {
   Places places;
   CallFlags flags;  // combined: dx, dweights and db2 are true if any rank wants them
 };
-Agreed exchange_counts(const Group& group, const char* op, const RouteOfTokens& route,
-                       const CallFlags& flags);
+
+// Exchanges the counts and copies them to the host, because messages need sizes. The constructor
+// only queues; wait() is the only point at which a call waits for the device, so work that needs no
+// sizes belongs between them. wait() throws on every rank if their flags do not fit together.
+class CountsExchange {
+ public:
+  CountsExchange(const Group& group, const char* op, const RouteOfTokens& route,
+                 const CallFlags& flags);
+  // int32 [R]: for each pair that is sent, the row of its token in the message.
+  const Tensor& row_in_message() const { return row_in_message_; }
+  Agreed wait();
+
+ private:
+  const Group& group_;
+  const char* op_;
+  CallFlags flags_;
+  Places places_;
+  Tensor row_in_message_;
+  Tensor received_;  // the counts
+  std::optional<CopyToHost> copy_;
+};
 
 }  // namespace moxie::ops
