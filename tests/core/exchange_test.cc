@@ -7,6 +7,7 @@
 #include <cmath>
 
 #include "moxie/core/permute/permute.h"
+#include "moxie/core/quantize/quantize.h"
 
 namespace moxie::testing {
 namespace {
@@ -67,6 +68,89 @@ TEST(Exchange, RowsAndSumsAreThoseOfOneProcess) {
         EXPECT_TRUE(are_equal(own.of_slots.data, own.weights.data, sizes.tokens[r] * sizes.top_k));
       }
     }
+}
+
+// What the experts of each rank get of tokens in FP8: elements and scales, as bytes.
+std::vector<std::vector<std::byte>> dispatched_fp8(World& world, Backend backend, Format format,
+                                                   Block block, ScaleRule rule,
+                                                   bool is_quantized_on_the_way) {
+  const Sizes& sizes = world.sizes;
+  const int64_t dim = sizes.dim, scales = ceil_div<int64_t>(dim, block.cols);
+  const int64_t limit = world.limits.rows;
+  Memory memory(backend);
+  struct Tokens {
+    ConstFloatView x;
+    QuantizedOut sent;
+    RowBytes<std::byte> rows;
+  };
+  std::vector<Tokens> ranks;
+  for (int64_t r = 0; r < sizes.ranks(); ++r) {
+    const int64_t tokens = sizes.tokens[r];
+    const float* const x = world.ranks[r].x.data;
+    auto* const rounded = memory.make<bf16>(tokens * dim);
+    for (int64_t i = 0; i < tokens * dim; ++i) rounded[i] = to_bf16(x[i]);
+    ranks.push_back({{x, format, {tokens, dim}},
+                     {.block = block,
+                      .qdata = {memory.make<e4m3>(tokens * dim), {tokens, dim}},
+                      .scale = {memory.make<e8m0>(tokens * scales), {tokens, scales}}},
+                     {{memory.make<std::byte>(limit * dim), {limit, dim}},
+                      {memory.make<std::byte>(limit * scales), {limit, scales}}}});
+    if (format == Format::kBf16) ranks.back().x.data = rounded;
+  }
+  each_rank(backend, sizes.ranks(), [&](int64_t r, const Exec& exec) {
+    Rank& own = world.ranks[r];
+    const auto& [x, sent, rows] = ranks[r];
+    world.find_places(r, exec);
+    const View<const int32_t> slots{own.slots.data, own.slots.shape};
+    const RowBytes<const std::byte> bytes{
+        {reinterpret_cast<const std::byte*>(sent.qdata.data), sent.qdata.shape},
+        {reinterpret_cast<const std::byte*>(sent.scale.data), sent.scale.shape}};
+    if (is_quantized_on_the_way) {
+      send_quantized({.memory = own.memory,
+                      .limits = world.limits,
+                      .x = x,
+                      .slots = slots,
+                      .rule = rule,
+                      .tokens = sent},
+                     exec);
+    } else {
+      quantize({.x = x, .rowwise = sent, .rule = rule}, exec);
+      send_tokens({.memory = own.memory, .limits = world.limits, .tokens = bytes, .slots = slots},
+                  exec);
+    }
+    world.gather(r, bytes, rows, exec);
+    world.combine_all(r, exec);  // behind its barrier peers have read
+  });
+  std::vector<std::vector<std::byte>> made;
+  for (int64_t r = 0; r < sizes.ranks(); ++r) {
+    const int64_t count = world.ranks[r].experts.data[sizes.experts / sizes.ranks() - 1];
+    const auto& [data, scale] = ranks[r].rows;
+    made.emplace_back(data.data, data.data + count * dim);
+    made.back().insert(made.back().end(), scale.data, scale.data + count * scales);
+  }
+  return made;
+}
+
+TEST(Exchange, TokensQuantizedOnTheWayAreThoseQuantizedBefore) {
+  for (const Backend backend : backends())
+    for (const size_t which : {0, 2, 4})
+      for (const int64_t dim : {40, 256, 400})
+        for (const int64_t cols : {32, 128})
+          for (const Format format : {Format::kF32, Format::kBf16})
+            for (const ScaleRule rule : {ScaleRule::kRceil, ScaleRule::kEven}) {
+              const Sizes sizes{.tokens = kWorlds[which], .dim = dim};
+              const int64_t all = sizes.all_tokens();
+              std::vector<std::vector<std::vector<std::byte>>> results;
+              for (const bool on_the_way : {false, true}) {
+                World world(sizes, backend, {.rows = all * sizes.top_k + 3, .tokens = all + 2}, 5);
+                world.spoil_x();
+                results.push_back(dispatched_fp8(world, backend, format,
+                                                 {1, static_cast<int>(cols)}, rule, on_the_way));
+              }
+              ASSERT_EQ(results[0], results[1])
+                  << sizes.ranks() << " ranks, dim " << dim << ", block " << cols << ", "
+                  << name(format) << ", rule " << static_cast<int>(rule);
+            }
 }
 
 TEST(Exchange, ATokenGoesToARankOnce) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -215,10 +216,17 @@ struct World {
     return {{reinterpret_cast<std::byte*>(matrix.data), {matrix.dim(0), matrix.dim(1) * 4}}, scale};
   }
 
-  void dispatch(int64_t r, const Exec& exec) {
+  // Some elements of x become NaN, infinite, zero or tiny.
+  void spoil_x() {
+    const float values[] = {NAN, INFINITY, -INFINITY, 0.f, -0.f, 1e-38f, 3e38f};
+    for (Rank& rank : ranks) {
+      auto* const data = const_cast<float*>(rank.x.data);
+      for (int64_t i = 0; i < numel(rank.x.shape); i += 1 + i % 331) data[i] = values[i % 7];
+    }
+  }
+
+  void find_places(int64_t r, const Exec& exec) {
     Rank& own = ranks[r];
-    const View<const int32_t> slots{own.slots.data, own.slots.shape};
-    const View<const int32_t> experts{own.experts.data, own.experts.shape};
     exchange_places({.memory = own.memory,
                      .limits = limits,
                      .offs = {own.offs.data, own.offs.shape},
@@ -230,12 +238,11 @@ struct World {
                      .own = own.own,
                      .workspace = own.workspace},
                     exec);
-    send_tokens({.memory = own.memory,
-                 .limits = limits,
-                 .tokens = as_bytes(own.x, own.scale),
-                 .slots = slots,
-                 .step = Step::kX},
-                exec);
+  }
+  void gather(int64_t r, const RowBytes<const std::byte>& tokens, const RowBytes<std::byte>& rows,
+              const Exec& exec) {
+    Rank& own = ranks[r];
+    const View<const int32_t> experts{own.experts.data, own.experts.shape};
     receive_pairs({.memory = own.memory,
                    .limits = limits,
                    .experts = experts,
@@ -243,12 +250,23 @@ struct World {
                    .row_weight = own.row_weight},
                   exec);
     gather_rows({.memory = own.memory,
-                 .tokens = as_bytes(own.x, own.scale),
+                 .tokens = tokens,
                  .own = View<const int32_t>{own.own.data, own.own.shape},
                  .experts = experts,
                  .row_token = View<const int32_t>{own.row_token.data, own.row_token.shape},
-                 .rows = as_bytes(own.rows, own.row_scale)},
+                 .rows = rows},
                 exec);
+  }
+  void dispatch(int64_t r, const Exec& exec) {
+    Rank& own = ranks[r];
+    find_places(r, exec);
+    send_tokens({.memory = own.memory,
+                 .limits = limits,
+                 .tokens = as_bytes(own.x, own.scale),
+                 .slots = {own.slots.data, own.slots.shape},
+                 .step = Step::kX},
+                exec);
+    gather(r, as_bytes(own.x, own.scale), as_bytes(own.rows, own.row_scale), exec);
   }
   // The experts' b2, two bytes an element, and sums go around with the tokens of backward.
   void exchange_bias(int64_t r, const View<const std::byte>& b2, const View<const float>& sums,

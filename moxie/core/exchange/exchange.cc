@@ -65,6 +65,17 @@ void check_rows(const char* op, const char* argument, const RowBytes<Byte>& rows
               rows.scale.dim(0));
 }
 
+void check_sent(const char* op, const SendTokensArgs& args) {
+  check_memory(op, args.memory);
+  check_limits(op, args.memory, args.limits);
+  check_rows(op, "tokens", args.tokens);
+  check_slots(op, args.slots.shape, args.tokens.data.dim(0));
+  const int64_t bytes = wire_row(args.tokens);
+  MOXIE_CHECK(args.limits.tokens * bytes <= args.memory.capacity.token_bytes, op, ": ",
+              args.limits.tokens, " tokens of ", bytes, " bytes must fit the ",
+              args.memory.capacity.token_bytes, " bytes of the shared memory");
+}
+
 // A matrix with so many rows, or none, whose rows fit the memory of an expert's b2.
 template <class T>
 void check_bias(const char* op, const char* argument, const SharedMemory& memory,
@@ -117,17 +128,23 @@ void exchange_places(const ExchangePlacesArgs& args, const Exec& exec) {
 
 void send_tokens(const SendTokensArgs& args, const Exec& exec) {
   constexpr const char* kOp = "send_tokens";
-  check_memory(kOp, args.memory);
-  check_limits(kOp, args.memory, args.limits);
-  check_rows(kOp, "tokens", args.tokens);
-  check_slots(kOp, args.slots.shape, args.tokens.data.dim(0));
-  MOXIE_CHECK(args.limits.tokens * wire_row(args.tokens) <= args.memory.capacity.token_bytes, kOp,
-              ": ", args.limits.tokens, " tokens of ", wire_row(args.tokens),
-              " bytes must fit the ", args.memory.capacity.token_bytes,
-              " bytes of the shared memory");
+  check_sent(kOp, args);
   dispatch(
       kOp, exec, [&] { ref::send_tokens(args); },
       [&](auto stream) { cuda::send_tokens(args, stream); });
+}
+
+void send_quantized(const SendQuantizedArgs& args, const Exec& exec) {
+  constexpr const char* kOp = "send_quantized";
+  MOXIE_CHECK(args.x.shape.dims == 2, kOp, ": x must be [tokens, dim], got ", args.x.shape);
+  MOXIE_CHECK(args.tokens.block.rows == 1 && args.tokens.layout == ScaleLayout::kPlain, kOp,
+              ": tokens must have plain scales for blocks of one row, got blocks of ",
+              args.tokens.block.rows, " x ", args.tokens.block.cols);
+  check_forms(kOp, args.x.shape, forms_of(as_quantize(args)), exec.backend);
+  check_sent(kOp, as_send_tokens(args));
+  dispatch(
+      kOp, exec, [&] { ref::send_quantized(args); },
+      [&](auto stream) { cuda::send_quantized(args, stream); });
 }
 
 void receive_pairs(const ReceivePairsArgs& args, const Exec& exec) {

@@ -8,6 +8,7 @@
 //
 //   backward: send_bias, send_tokens(dy), receive_bias, gather_rows, .., send_rows, combine
 //
+// With send_quantized for send_tokens, tokens travel in FP8.
 // exchange_places and both sends end with a barrier of all ranks, so what a rank writes for the
 // next step is not read by a peer that is still at the one before (docs/kernels/exchange.md).
 //
@@ -78,6 +79,19 @@ struct SendTokensArgs {
   Step step = Step::kX;
 };
 void send_tokens(const SendTokensArgs& args, const Exec& exec);
+
+// The same for tokens that are quantized on their way, with a scale for each block of a row. Rows
+// that no expert of this rank needs may be left as they are in `tokens`.
+struct SendQuantizedArgs {
+  const SharedMemory& memory;
+  ExchangeLimits limits;
+  ConstFloatView x;           // [T, D]
+  View<const int32_t> slots;  // [3, T * k]
+  Step step = Step::kX;
+  ScaleRule rule = ScaleRule::kRceil;
+  QuantizedOut tokens;  // result, rowwise with plain scales: [T, D] and [T, D / block]
+};
+void send_quantized(const SendQuantizedArgs& args, const Exec& exec);
 
 // The pairs as they came, out of the shared memory: for each row of the experts its token and its
 // weight. Past the last row both are 0.

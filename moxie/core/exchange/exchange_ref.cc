@@ -210,6 +210,11 @@ void send_tokens(const SendTokensArgs& args) {
   meet(memory, args.step);
 }
 
+void send_quantized(const SendQuantizedArgs& args) {
+  moxie::quantize(as_quantize(args), {.backend = Backend::kRef});
+  send_tokens(as_send_tokens(args));
+}
+
 void receive_pairs(const ReceivePairsArgs& args) {
   const SharedMemory& memory = args.memory;
   const Regions at = regions_of(memory.capacity);

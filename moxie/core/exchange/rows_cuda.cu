@@ -2,17 +2,16 @@
 // into it. One warp moves a row.
 #include "moxie/core/copy_rows/copy_row.cuh"
 #include "moxie/core/exchange/backends.h"
-#include "moxie/core/exchange/meet.cuh"
-#include "moxie/core/route/route.h"
+#include "moxie/core/exchange/destinations.cuh"
 
 namespace moxie::cuda {
 namespace {
 
 struct SendParams {
   Peers peers;
+  TokenSlots slots;
   const std::byte *data, *scale;
-  const int32_t *expert, *token;  // by slot
-  int64_t tokens, top_k, limit, data_bytes, scale_bytes, row_bytes;
+  int64_t tokens, data_bytes, scale_bytes;
   uint64_t data_alignment, scale_alignment;
 };
 
@@ -22,19 +21,7 @@ __global__ __launch_bounds__(kThreads) void send_kernel(const __grid_constant__ 
   const int64_t token = work_index() * kWarps + warp_index();
   if (token >= p.tokens || p.peers.has_failed()) return;
   std::byte** const to = destinations[warp_index()];
-  int count = 0;
-  for (int64_t first = 0; first < p.top_k; first += kWarp) {
-    const int64_t j = first + lane_index(), slot = token * p.top_k + j;
-    const int32_t place = j < p.top_k ? p.token[slot] : -1;
-    const int rank = j < p.top_k ? p.expert[slot] / p.peers.local_experts : p.peers.rank;
-    const bool goes = place >= 0 && place < p.limit && rank != p.peers.rank;
-    const unsigned all = __ballot_sync(~0u, goes);
-    if (goes)
-      to[count + __popc(all & ((1u << lane_index()) - 1))] =
-          p.peers.region<std::byte>(rank, p.peers.at.tokens) + place * p.row_bytes;
-    count += __popc(all);
-  }
-  __syncwarp();
+  const int count = find_destinations(p.peers, p.slots, token, to).peers;
   if (count == 0) return;
   copy_row(p.data + token * p.data_bytes, to, count, 0, p.data_bytes, p.data_alignment);
   copy_row(p.scale + token * p.scale_bytes, to, count, p.data_bytes, p.scale_bytes,
@@ -143,18 +130,14 @@ int64_t ctas(int64_t warps) { return ceil_div<int64_t>(warps, kWarps); }
 void send_tokens(const SendTokensArgs& args, void* stream) {
   constexpr const char* kOp = "send_tokens";
   const auto& [data, scale] = args.tokens;
-  const int64_t tokens = data.dim(0), slots = args.slots.dim(1);
+  const int64_t tokens = data.dim(0), row_bytes = wire_row_bytes(data.dim(1), scale.dim(1));
   const SendParams params{.peers = peers_of(args.memory),
+                          .slots = token_slots(args.slots, tokens, args.limits.tokens, row_bytes),
                           .data = data.data,
                           .scale = scale.data,
-                          .expert = args.slots.data,
-                          .token = args.slots.data + 2 * slots,
                           .tokens = tokens,
-                          .top_k = tokens ? slots / tokens : 0,
-                          .limit = args.limits.tokens,
                           .data_bytes = data.dim(1),
                           .scale_bytes = scale.dim(1),
-                          .row_bytes = wire_row_bytes(data.dim(1), scale.dim(1)),
                           .data_alignment = bits_of(data.data) | data.dim(1),
                           .scale_alignment = bits_of(scale.data) | scale.dim(1) | data.dim(1)};
   launch({kOp, stream, ctas(tokens)}, send_kernel, params);

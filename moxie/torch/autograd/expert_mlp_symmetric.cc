@@ -69,11 +69,10 @@ class SymmetricPath final : public TokenPath {
 
   QuantizedForms x_to_experts(const Plan& plan, const Tensor& tokens) override {
     const Symmetric& symmetric = args_.symmetric;
-    const Quantized sent = for_wire(plan, args_.wire, Role::kX, tokens);
     places_ = symmetric.places(*args_.rows.offs, *args_.rows.permutation.row_of,
                                *args_.rows.weights, args_.signature);
     set_offs();
-    symmetric.send(sent, places_, Step::kX);
+    const Quantized sent = send(plan.recipe, tokens, Step::kX);
     pairs_ = symmetric.pairs(places_);
     if (args_.keeps_x) x_ = symmetric.received(sent, places_);
     return forms_of_received({plan, offs_, Role::kX, Need::kRowwise},
@@ -139,10 +138,9 @@ class SymmetricPath final : public TokenPath {
   }
 
   Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
-    const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
     const Symmetric::Bias own{bias.b2, bias.db2};
     if (args_.has_b2) args_.symmetric.send_bias(own);
-    args_.symmetric.send(sent, places_, Step::kDy);
+    const Quantized sent = send(plan.recipe, dy, Step::kDy);
     const Quantized rows = args_.symmetric.rows(sent, places_, pairs_.token);
     Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
@@ -168,6 +166,13 @@ class SymmetricPath final : public TokenPath {
   }
 
  private:
+  Quantized send(const Recipe& recipe, const Tensor& tokens, Step step) const {
+    if (args_.wire == Wire::kFp8)
+      return args_.symmetric.send_quantized(tokens, recipe.activations, recipe.rule, places_, step);
+    const Quantized sent{tokens, {}};
+    args_.symmetric.send(sent, places_, step);
+    return sent;
+  }
   void set_offs() { offs_ = places_.experts.narrow(0, 0, args_.symmetric.local_experts()); }
 
   SymmetricPathArgs args_;

@@ -196,6 +196,29 @@ void Symmetric::send(const Quantized& tokens, const Places& places, Step step) c
               scope.exec());
 }
 
+Quantized Symmetric::send_quantized(const Tensor& tokens, Block block, ScaleRule rule,
+                                    const Places& places, Step step) const {
+  const DeviceScope scope(args_.memory.device());
+  const Tensor from = dense(tokens);
+  const int64_t count = from.size(0), dim = from.size(1);
+  const Quantized made{at::empty({count, dim}, from.options().dtype(at::kFloat8_e4m3fn)),
+                       at::empty({count, ceil_div<int64_t>(dim, block.cols)},
+                                 from.options().dtype(at::kFloat8_e8m0fnu))};
+  moxie::send_quantized(
+      {.memory = memory_,
+       .limits = limits_,
+       .x = const_float_view(from),
+       .slots = const_view<int32_t>(places.slots),
+       .step = step,
+       .rule = rule,
+       .tokens = {.block = block,
+                  .qdata = {static_cast<e4m3*>(made.data.mutable_data_ptr()), {count, dim}},
+                  .scale = {static_cast<e8m0*>(made.scale->mutable_data_ptr()),
+                            {count, made.scale->size(1)}}}},
+      scope.exec());
+  return made;
+}
+
 Symmetric::Pairs Symmetric::pairs(const Places& places) const {
   const DeviceScope scope(args_.memory.device());
   const auto options = places.experts.options();

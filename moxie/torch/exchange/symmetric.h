@@ -40,6 +40,9 @@ class Symmetric {
 
   // Tokens to the ranks of their experts; behind it every rank has received them.
   void send(const Quantized& tokens, const Places& places, Step step) const;
+  // Quantizes them on the way, and returns those of this rank's experts; other rows hold anything.
+  Quantized send_quantized(const Tensor& tokens, Block block, ScaleRule rule, const Places& places,
+                           Step step) const;
   struct Pairs {
     Tensor token;   // int32 [limits.rows]: of each row of the experts
     Tensor weight;  // f32 [limits.rows]
