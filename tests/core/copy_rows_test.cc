@@ -90,6 +90,34 @@ TEST(CopyRows, PutsEachRowWhereItsRunSaysAndWritesNothingElse) {
   for (const NamedExec& on : backends_here()) check_random_copies(on);
 }
 
+TEST(CopyRows, SeveralCopiesAreThoseOfEach) {
+  Random random(2);
+  for (const NamedExec& on : backends_here()) {
+    std::vector<Values<std::byte>> sources, targets;
+    std::vector<std::vector<std::byte>> expected;
+    std::vector<CopyRowsArgs> copies;
+    for (const int64_t width : {7184, 16, 8, 0, 4, 48, 1, 200, 16}) {
+      const int64_t rows = random.pick<int64_t>({0, 1, 300}), stride = width + 8;
+      std::vector<std::byte> source(rows * width);
+      for (std::byte& byte : source) byte = static_cast<std::byte>(random.below(256));
+      std::vector<std::byte> target(rows * stride, std::byte{0xa5});
+      sources.emplace_back(on.exec.backend, source);
+      targets.emplace_back(on.exec.backend, target);
+      for (int64_t r = 0; r < rows; ++r)
+        std::copy_n(source.begin() + r * width, width, target.begin() + r * stride);
+      expected.push_back(target);
+      copies.push_back({.rows = rows,
+                        .width = width,
+                        .from = {.buffer = sources.back().const_view(), .stride = width},
+                        .to = {.buffer = targets.back().view(), .stride = stride}});
+    }
+    copy_rows(copies, on.exec);
+    for (size_t i = 0; i < targets.size(); ++i)
+      EXPECT_EQ(targets[i].read(), expected[i]) << on.name << ", copy " << i;
+    copy_rows(std::vector<CopyRowsArgs>{}, on.exec);
+  }
+}
+
 TEST(CopyRows, RepeatsARowWithAStrideOfZero) {
   std::vector<std::byte> zeros(8), to(40, std::byte{1});
   copy_rows({.rows = 2,

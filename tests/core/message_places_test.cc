@@ -7,8 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <map>
-#include <tuple>
+#include <numeric>
 #include <vector>
 
 #include "moxie/core/base/check.h"
@@ -97,24 +96,32 @@ Sent sent_by(const NamedExec& on, const Group& group, const Tokens& tokens, int3
   return {counts.read(), token_of.read(), row_in_message.read()};
 }
 
+constexpr int64_t kRowBytes = 48;
+
 struct Received {
   std::vector<int32_t> offs;
-  std::vector<int64_t> row_of_arrival, first_of_row;
+  std::vector<int64_t> row_of_arrival, token_of;
+  std::vector<float> weights;
 };
 
 Received received_with(const NamedExec& on, const Group& group, const std::vector<int32_t>& all,
-                       int64_t pairs) {
+                       const std::vector<std::byte>& sent, int64_t pairs) {
   const Backend backend = on.exec.backend;
   Values<int32_t> counts(backend, all), offs(backend, std::vector<int32_t>(group.local, kPoison));
+  Values<std::byte> messages(backend, sent);
   Values<int64_t> row_of_arrival(backend, std::vector<int64_t>(pairs, kPoison)),
-      first_of_row(backend, std::vector<int64_t>(pairs, kPoison));
+      token_of(backend, std::vector<int64_t>(pairs, kPoison));
+  Values<float> weights(backend, std::vector<float>(pairs, kPoison));
   received_places(
       {.counts = {counts.view().data, {group.ranks, group.local + kCountsBesideExperts}},
+       .messages = messages.const_view(),
+       .row_bytes = kRowBytes,
        .offs = offs.view(),
        .row_of_arrival = row_of_arrival.view(),
-       .first_of_row = first_of_row.view()},
+       .token_of = token_of.view(),
+       .weights = weights.view()},
       on.exec);
-  return {offs.read(), row_of_arrival.read(), first_of_row.read()};
+  return {offs.read(), row_of_arrival.read(), token_of.read(), weights.read()};
 }
 
 // For each rank, the tokens that the message to it must have.
@@ -159,43 +166,56 @@ void expect_sent(const Group& group, const Tokens& tokens, const Sent& sent, int
   EXPECT_EQ(sent.row_in_message, row_in_message);
 }
 
+// A pair by sender, expert and slot; its routing weight in these tests is a number of its own.
+struct Pair {
+  int64_t sender;
+  int32_t expert, slot;
+  int64_t token;  // among all tokens that the receiver gets
+  float weight() const { return static_cast<float>(sender * 100000 + slot) + 0.5f; }
+};
+
 void expect_received(const NamedExec& on, const Group& group, const std::vector<Tokens>& ranks,
                      int64_t receiver) {
   std::vector<int32_t> counts;
-  // A pair is (expert, sender, slot): rows are in this order, arrivals in order of sender first.
-  std::vector<std::tuple<int32_t, int64_t, int32_t>> rows;
-  std::vector<std::tuple<int64_t, int32_t, int32_t>> arrivals;
-  std::vector<int64_t> first{0};
+  std::vector<std::byte> messages;
+  std::vector<Pair> arrivals;
+  int64_t first = 0;
   for (int64_t sender = 0; sender < group.ranks; ++sender) {
     const Tokens& tokens = ranks[sender];
     const auto of_rank = counts_to(receiver, group, tokens, 0);
     counts.insert(counts.end(), of_rank.begin(), of_rank.end());
-    first.push_back(first.back() + std::ssize(unique_tokens(group, tokens)[receiver]));
-    for (int32_t slot = 0; slot < std::ssize(tokens.ids); ++slot) {
-      const int32_t id = tokens.ids[slot];
-      if (id / group.local != receiver) continue;
-      rows.emplace_back(id, sender, slot);
-      arrivals.emplace_back(sender, id, slot);
+    const auto unique = unique_tokens(group, tokens)[receiver];
+    messages.resize(messages.size() + unique.size() * kRowBytes, std::byte{0xee});
+    for (const int32_t slot : tokens.slot_of) {
+      const int32_t expert = tokens.ids[slot];
+      if (expert / group.local != receiver) continue;
+      const auto at = std::find(unique.begin(), unique.end(), slot / group.top_k) - unique.begin();
+      arrivals.push_back({sender, expert, slot, first + at});
+      const PairOfX pair{static_cast<int32_t>(at), arrivals.back().weight()};
+      const auto* const bytes = reinterpret_cast<const std::byte*>(&pair);
+      messages.insert(messages.end(), bytes, bytes + sizeof(pair));
     }
+    first += std::ssize(unique);
   }
-  std::sort(rows.begin(), rows.end());
-  std::sort(arrivals.begin(), arrivals.end());
-  std::vector<int64_t> row_of_arrival, first_of_row;
-  std::vector<int32_t> offs;
-  for (const auto& [sender, id, slot] : arrivals)
-    row_of_arrival.push_back(
-        std::lower_bound(rows.begin(), rows.end(), std::tuple(id, sender, slot)) - rows.begin());
-  for (const auto& [id, sender, slot] : rows) first_of_row.push_back(first[sender]);
-  for (int64_t e = 0; e < group.local; ++e) {
-    const auto next = static_cast<int32_t>(receiver * group.local + e + 1);
-    offs.push_back(static_cast<int32_t>(
-        std::lower_bound(rows.begin(), rows.end(), std::tuple(next, int64_t{0}, 0)) -
-        rows.begin()));
+  // Rows are ordered by expert, then sender, then slot.
+  std::vector<int64_t> order(arrivals.size());
+  std::iota(order.begin(), order.end(), int64_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return arrivals[a].expert < arrivals[b].expert; });
+  Received expected{
+      std::vector<int32_t>(group.local), std::vector<int64_t>(arrivals.size()), {}, {}};
+  for (int64_t row = 0; row < std::ssize(order); ++row) {
+    const Pair& pair = arrivals[order[row]];
+    expected.row_of_arrival[order[row]] = row;
+    expected.token_of.push_back(pair.token);
+    expected.weights.push_back(pair.weight());
+    for (int64_t e = pair.expert % group.local; e < group.local; ++e) ++expected.offs[e];
   }
-  const Received got = received_with(on, group, counts, std::ssize(rows));
-  EXPECT_EQ(got.offs, offs);
-  EXPECT_EQ(got.row_of_arrival, row_of_arrival);
-  EXPECT_EQ(got.first_of_row, first_of_row);
+  const Received got = received_with(on, group, counts, messages, std::ssize(arrivals));
+  EXPECT_EQ(got.offs, expected.offs);
+  EXPECT_EQ(got.row_of_arrival, expected.row_of_arrival);
+  EXPECT_EQ(got.token_of, expected.token_of);
+  EXPECT_EQ(got.weights, expected.weights);
 }
 
 TEST(MessagePlaces, AreThoseThatTheRoutesGive) {
@@ -254,12 +274,18 @@ TEST(MessagePlaces, RefuseOnACpuWhatIsNoRoute) {
 
 TEST(MessagePlaces, RefuseWrongSizes) {
   const NamedExec cpu{"cpu", {.backend = Backend::kCpu}};
-  const std::vector<int32_t> counts{1, 2, 1, 0, 0, 3, 1, 2, 0, 0};  // 2 ranks, 2 experts: 7 pairs
+  const std::vector<int32_t> counts{1, 2, 2, 0, 0, 3, 1, 3, 0, 0};  // 7 pairs, 5 tokens
+  const std::vector<std::byte> messages(5 * kRowBytes + 7 * kPairOfXBytes);
   EXPECT_THAT(
       [&] {
-        received_with(cpu, {2, 2, 1}, counts, 6);
+        received_with(cpu, {2, 2, 1}, counts, messages, 6);
       },
       ThrowsMessage<Error>(HasSubstr("received_places: row_of_arrival must have the 7 pairs")));
+  EXPECT_THAT(
+      [&] {
+        received_with(cpu, {2, 2, 1}, counts, {}, 7);
+      },
+      ThrowsMessage<Error>(HasSubstr("received_places: messages must be [296]")));
   EXPECT_THAT(
       [&] {
         sent_by(cpu, {kMaxGroups, 1, 1}, {0, {}, std::vector<int32_t>(kMaxGroups), {}, {}}, 0);

@@ -25,7 +25,7 @@ namespace cpu {
 void copy_rows(const CopyRowsArgs& args, const Exec& exec);
 }  // namespace cpu
 namespace cuda {
-void copy_rows(const CopyRowsArgs& args, void* stream);
+void copy_rows(const std::vector<CopyRowsArgs>& copies, void* stream);
 }  // namespace cuda
 
 }  // namespace moxie

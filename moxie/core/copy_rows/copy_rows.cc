@@ -41,17 +41,29 @@ void check_rows(const char* argument, const RowsIn<T>& in, const CopyRowsArgs& a
 }  // namespace
 
 void copy_rows(const CopyRowsArgs& args, const Exec& exec) {
-  MOXIE_CHECK(args.rows >= 0 && args.width >= 0, kOp, ": rows and width must be 0 or more, got ",
-              args.rows, " and ", args.width);
-  if (args.rows == 0 || args.width == 0) return;
-  check_rows("from", args.from, args, exec.backend);
-  check_rows("to", args.to, args, exec.backend);
-  MOXIE_CHECK(args.rows == 1 || args.to.stride >= args.width, kOp,
-              ": rows of to must not overlap, got a stride of ", args.to.stride,
-              " bytes and a width of ", args.width);
+  copy_rows(std::vector<CopyRowsArgs>{args}, exec);
+}
+
+void copy_rows(const std::vector<CopyRowsArgs>& copies, const Exec& exec) {
+  std::vector<CopyRowsArgs> to_do;
+  for (const CopyRowsArgs& args : copies) {
+    MOXIE_CHECK(args.rows >= 0 && args.width >= 0, kOp, ": rows and width must be 0 or more, got ",
+                args.rows, " and ", args.width);
+    if (args.rows == 0 || args.width == 0) continue;
+    check_rows("from", args.from, args, exec.backend);
+    check_rows("to", args.to, args, exec.backend);
+    MOXIE_CHECK(args.rows == 1 || args.to.stride >= args.width, kOp,
+                ": rows of to must not overlap, got a stride of ", args.to.stride,
+                " bytes and a width of ", args.width);
+    to_do.push_back(args);
+  }
+  const auto each = [&](auto&& copy) {
+    for (const CopyRowsArgs& args : to_do) copy(args);
+  };
   dispatch(
-      kOp, exec, [&] { ref::copy_rows(args); }, [&] { cpu::copy_rows(args, exec); },
-      [&](auto stream) { cuda::copy_rows(args, stream); });
+      kOp, exec, [&] { each([](const auto& args) { ref::copy_rows(args); }); },
+      [&] { each([&](const auto& args) { cpu::copy_rows(args, exec); }); },
+      [&](auto stream) { cuda::copy_rows(to_do, stream); });
 }
 
 }  // namespace moxie

@@ -36,5 +36,7 @@ struct CopyRowsArgs {
 
 // On a GPU, a row that an index puts outside a buffer is left out; elsewhere it is an error.
 void copy_rows(const CopyRowsArgs& args, const Exec& exec);
+// Several copies in any order, on a GPU in one launch. None may read what another one writes.
+void copy_rows(const std::vector<CopyRowsArgs>& copies, const Exec& exec);
 
 }  // namespace moxie

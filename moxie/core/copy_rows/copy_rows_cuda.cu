@@ -7,9 +7,10 @@
 namespace moxie::cuda {
 namespace {
 
-// Runs that one launch knows: 2 KB of the parameters of a kernel for each side. Messages to more
-// ranks take several launches.
-constexpr int kMostRuns = 128;
+// Runs and copies that one launch knows: together they fill the 4 KB of parameters that every
+// kernel may have. Messages to more ranks take several launches.
+constexpr int kMostRuns = 24;
+constexpr int kMostCopies = 4;  // data, scales, padding and pairs
 
 struct Side {
   std::byte* data;
@@ -32,17 +33,24 @@ struct Side {
   }
 };
 
-struct CopyRowsParams {
+struct Copy {
   Side from, to;
   int64_t rows, width;
   uint64_t alignment;  // of the buffers and the width, as copy_row() takes it
+  int64_t first_cta;
+  int lanes;  // of a row
 };
 
-// kLanes neighbouring lanes per row.
+static_assert(kMostCopies * sizeof(Copy) < 4096);
+
+struct CopyRowsParams {
+  Copy copy[kMostCopies] = {};
+  int copies = 0;
+};
+
 template <int kLanes>
-__global__ __launch_bounds__(kThreads) void copy_rows_kernel(
-    const __grid_constant__ CopyRowsParams p) {
-  const int64_t r = (work_index() * kThreads + threadIdx.x) / kLanes;
+__device__ void copy_one(const Copy& p) {
+  const int64_t r = ((work_index() - p.first_cta) * kThreads + threadIdx.x) / kLanes;
   if (r >= p.rows) return;
   const int64_t from = p.from.begin_of(r), to = p.to.begin_of(r);
   if (from < 0 || to < 0 || from > p.from.bytes - p.width || to > p.to.bytes - p.width) return;
@@ -52,19 +60,25 @@ __global__ __launch_bounds__(kThreads) void copy_rows_kernel(
   copy_row<kLanes>(p.from.data + from, &at, 1, 0, p.width, alignment);
 }
 
-using Kernel = void (*)(CopyRowsParams);
-struct KernelOf {
-  Kernel kernel;
-  int lanes;
-};
+// Neighbouring lanes copy a row: all lanes of a warp, eight, or one.
+constexpr int kSomeLanes = 8;
+
+__global__ __launch_bounds__(kThreads) void copy_rows_kernel(
+    const __grid_constant__ CopyRowsParams p) {
+  int i = p.copies - 1;
+  while (i > 0 && work_index() < p.copy[i].first_cta) --i;
+  switch (p.copy[i].lanes) {
+    case 1: return copy_one<1>(p.copy[i]);
+    case kSomeLanes: return copy_one<kSomeLanes>(p.copy[i]);
+    default: return copy_one<kWarp>(p.copy[i]);
+  }
+}
 
 // Scales and numbers of pairs are a few bytes, for which most lanes of a warp would have no piece.
-KernelOf kernel_of(int64_t width, uint64_t alignment) {
+int lanes_of(int64_t width, uint64_t alignment) {
   const auto piece = min<int64_t>(sizeof(uint4), static_cast<int64_t>(alignment & -alignment));
   const int64_t pieces = ceil_div(width, piece);
-  if (pieces == 1) return {copy_rows_kernel<1>, 1};
-  if (pieces <= 8) return {copy_rows_kernel<8>, 8};
-  return {copy_rows_kernel<kWarp>, kWarp};
+  return pieces == 1 ? 1 : pieces <= kSomeLanes ? kSomeLanes : kWarp;
 }
 
 // The side with the runs from `first` on, as many as a launch knows.
@@ -83,19 +97,31 @@ Side side_of(const RowsIn<T>& rows, size_t first) {
 
 }  // namespace
 
-void copy_rows(const CopyRowsArgs& args, void* stream) {
-  for (size_t from = 0; from < args.from.runs.size(); from += kMostRuns)
-    for (size_t to = 0; to < args.to.runs.size(); to += kMostRuns) {
-      const CopyRowsParams params{.from = side_of(args.from, from),
-                                  .to = side_of(args.to, to),
-                                  .rows = args.rows,
-                                  .width = args.width,
-                                  .alignment = bits_of(args.from.buffer.data) |
-                                               bits_of(args.to.buffer.data) |
-                                               static_cast<uint64_t>(args.width)};
-      const auto [kernel, lanes] = kernel_of(args.width, params.alignment);
-      launch({"copy_rows", stream, ceil_div<int64_t>(args.rows, kThreads / lanes)}, kernel, params);
-    }
+void copy_rows(const std::vector<CopyRowsArgs>& all, void* stream) {
+  CopyRowsParams params;
+  int64_t ctas = 0;
+  const auto start = [&] {
+    launch({"copy_rows", stream, ctas}, copy_rows_kernel, params);
+    params.copies = 0, ctas = 0;
+  };
+  for (const CopyRowsArgs& args : all) {
+    const uint64_t alignment = bits_of(args.from.buffer.data) | bits_of(args.to.buffer.data) |
+                               static_cast<uint64_t>(args.width);
+    const int lanes = lanes_of(args.width, alignment);
+    for (size_t from = 0; from < args.from.runs.size(); from += kMostRuns)
+      for (size_t to = 0; to < args.to.runs.size(); to += kMostRuns) {
+        params.copy[params.copies++] = {.from = side_of(args.from, from),
+                                        .to = side_of(args.to, to),
+                                        .rows = args.rows,
+                                        .width = args.width,
+                                        .alignment = alignment,
+                                        .first_cta = ctas,
+                                        .lanes = lanes};
+        ctas += ceil_div<int64_t>(args.rows, kThreads / lanes);
+        if (params.copies == kMostCopies) start();
+      }
+  }
+  start();
 }
 
 }  // namespace moxie::cuda

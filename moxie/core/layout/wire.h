@@ -23,7 +23,11 @@ namespace moxie {
 // every row begins at such a multiple from the start of its message.
 inline constexpr int64_t kWireAlignment = 16;
 
-inline constexpr int64_t kPairOfXBytes = 8;   // int32 row, f32 weight
+struct PairOfX {
+  int32_t row;  // of its token in the message
+  float weight;
+};
+inline constexpr int64_t kPairOfXBytes = sizeof(PairOfX);
 inline constexpr int64_t kPairOfDxBytes = 4;  // f32 <da, a>
 
 // Bytes of a row: its elements and, if they are quantized, their scales.

@@ -61,13 +61,22 @@ void received_places(const ReceivedPlacesArgs& args, const Exec& exec) {
   const int64_t ranks = args.counts.dim(0), local = args.counts.dim(1) - kCountsBesideExperts;
   check_ranks(kOp, ranks * local, ranks);
   check_shape(kOp, "offs", args.offs.shape, {local});
-  check_shape(kOp, "first_of_row", args.first_of_row.shape, args.row_of_arrival.shape);
   const int64_t pairs = args.row_of_arrival.dim(0);
+  check_shape(kOp, "token_of", args.token_of.shape, {pairs});
+  check_shape(kOp, "weights", args.weights.shape, {pairs});
+  MOXIE_CHECK(args.row_bytes > 0 && args.row_bytes % kWireAlignment == 0, kOp,
+              ": row_bytes must be a multiple of ", kWireAlignment, ", got ", args.row_bytes);
+  MOXIE_CHECK(args.messages.shape.dims == 1, kOp, ": messages must have one dimension, got ",
+              args.messages.shape);
   if (exec.backend != Backend::kCuda) {
-    int64_t counted = 0;
-    for (int64_t r = 0; r < ranks; ++r)
-      for (int64_t e = 0; e < local; ++e)
-        counted += args.counts.data[r * (local + kCountsBesideExperts) + e];
+    int64_t counted = 0, tokens = 0;
+    for (int64_t r = 0; r < ranks; ++r) {
+      const int32_t* const counts = args.counts.data + r * args.counts.dim(1);
+      for (int64_t e = 0; e < local; ++e) counted += counts[e];
+      tokens += counts[column_of(BesideExperts::kTokens, local)];
+    }
+    const int64_t bytes = tokens * args.row_bytes + counted * kPairOfXBytes;
+    check_shape(kOp, "messages", args.messages.shape, {bytes});
     MOXIE_CHECK(counted == pairs, kOp, ": row_of_arrival must have the ", counted,
                 " pairs that were counted, got ", pairs);
   }

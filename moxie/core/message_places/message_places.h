@@ -35,13 +35,16 @@ inline int64_t sent_places_workspace(int64_t slots, int64_t ranks) {
   return 3 * slots + ranks + 1 + route_workspace<int64_t>(slots, ranks + 1);
 }
 
-// What arrives at this rank, from the counts that every rank sent to it. Pairs arrive in order of
-// the sender's rank, then expert.
+// What arrived at this rank with x, given the counts that every rank sent to it. Pairs arrive in
+// order of the sender's rank, then expert.
 struct ReceivedPlacesArgs {
-  View<const int32_t> counts;    // [ranks, local experts + kCountsBesideExperts]
-  View<int32_t> offs;            // result, [local experts]: ends of the rows of each expert
-  View<int64_t> row_of_arrival;  // result, [pairs]: the row of each pair, by arrival
-  View<int64_t> first_of_row;    // result, [pairs]: tokens from the ranks before that of the row
+  View<const int32_t> counts;      // [ranks, local experts + kCountsBesideExperts]
+  View<const std::byte> messages;  // [bytes], of all ranks
+  int64_t row_bytes;               // of a token's row in them
+  View<int32_t> offs;              // result, [local experts]: ends of the rows of each expert
+  View<int64_t> row_of_arrival;    // result, [pairs]: the row of each pair, by arrival
+  View<int64_t> token_of;          // result, [pairs]: for each row, which received token it holds
+  View<float> weights;             // result, [pairs]: for each row, its routing weight
 };
 
 void received_places(const ReceivedPlacesArgs& args, const Exec& exec);

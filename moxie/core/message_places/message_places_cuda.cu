@@ -1,7 +1,7 @@
 // sent_places: in which slot a token visits a rank for the first time; the route of these visits to
 // the ranks, a stable sort, which is the order of the messages; then a thread per pair.
-// received_places: one launch. Every CTA scans the counts of all experts, a few KB, in its shared
-// memory.
+// received_places: one launch, because the device waits for the host here. Every CTA scans the
+// counts of all experts, a few KB, in its shared memory.
 #include "moxie/core/base/cuda.cuh"
 #include "moxie/core/base/scan.cuh"
 #include "moxie/core/message_places/backends.h"
@@ -83,8 +83,11 @@ __global__ __launch_bounds__(kThreads) void sent_kernel(const __grid_constant__ 
 
 struct ReceivedParams {
   const int32_t* counts;
+  const std::byte* messages;
+  int64_t message_bytes, row_bytes;
   int32_t* offs;
-  int64_t *row_of_arrival, *first_of_row;
+  int64_t *row_of_arrival, *token_of;
+  float* weights;
   int64_t pairs;
   int ranks, local;
 };
@@ -92,8 +95,15 @@ struct ReceivedParams {
 struct ReceivedStorage {
   int32_t end[kMaxGroups];      // of the rows of an expert from a rank, by expert, then rank
   int32_t arrival[kMaxGroups];  // where these pairs begin, by arrival
-  int32_t tokens[kMaxGroups];   // from the ranks before
+  int32_t tokens[kMaxGroups];   // from this rank and those before
 };
+
+// torch aligns the messages, and rows and pairs are multiples of 8 bytes.
+__device__ PairOfX load_pair(const std::byte* from) {
+  const uint2 bits = *reinterpret_cast<const uint2*>(from);
+  return {static_cast<int32_t>(bits.x), __uint_as_float(bits.y)};
+}
+static_assert(sizeof(uint2) == kPairOfXBytes && kWireAlignment % sizeof(uint2) == 0);
 
 // Pairs of one CTA: the fewer CTAs, the fewer scan the same counts.
 constexpr int64_t kPairsOfCta = 8 * kThreads;
@@ -113,7 +123,7 @@ __global__ __launch_bounds__(kThreads) void received_kernel(
   scan_cta(
       p.ranks,
       [&](int r) { return p.counts[r * fields + column_of(BesideExperts::kTokens, p.local)]; },
-      [&](int r, int32_t before, int32_t) { s.tokens[r] = before; });
+      [&](int r, int32_t before, int32_t count) { s.tokens[r] = before + count; });
   if (work_index() == 0)
     for (int e = threadIdx.x; e < p.local; e += kThreads) p.offs[e] = s.end[(e + 1) * p.ranks - 1];
   const int64_t begin = work_index() * kPairsOfCta;
@@ -121,8 +131,16 @@ __global__ __launch_bounds__(kThreads) void received_kernel(
   for (int64_t row = begin + threadIdx.x; row < end; row += kThreads) {
     const int i = first_past(all, static_cast<int32_t>(row), [&](int at) { return s.end[at]; });
     const int64_t arrival = s.arrival[i] + row - (i > 0 ? s.end[i - 1] : 0);
-    if (arrival >= 0 && arrival < p.pairs) p.row_of_arrival[arrival] = row;
-    p.first_of_row[row] = s.tokens[i % p.ranks];
+    const int rank = i % p.ranks;
+    // All pairs of earlier ranks and all tokens up to this rank's lie before it.
+    const int64_t at = s.tokens[rank] * p.row_bytes + arrival * kPairOfXBytes;
+    PairOfX pair{};
+    if (arrival >= 0 && arrival < p.pairs && at >= 0 && at <= p.message_bytes - kPairOfXBytes) {
+      p.row_of_arrival[arrival] = row;
+      pair = load_pair(p.messages + at);
+    }
+    p.token_of[row] = (rank > 0 ? s.tokens[rank - 1] : 0) + pair.row;
+    p.weights[row] = pair.weight;
   }
 }
 
@@ -164,9 +182,13 @@ void sent_places(const SentPlacesArgs& args, void* stream) {
 void received_places(const ReceivedPlacesArgs& args, void* stream) {
   const int64_t pairs = args.row_of_arrival.dim(0);
   const ReceivedParams params{.counts = args.counts.data,
+                              .messages = args.messages.data,
+                              .message_bytes = args.messages.dim(0),
+                              .row_bytes = args.row_bytes,
                               .offs = args.offs.data,
                               .row_of_arrival = args.row_of_arrival.data,
-                              .first_of_row = args.first_of_row.data,
+                              .token_of = args.token_of.data,
+                              .weights = args.weights.data,
                               .pairs = pairs,
                               .ranks = static_cast<int>(args.counts.dim(0)),
                               .local = static_cast<int>(args.counts.dim(1) - kCountsBesideExperts)};

@@ -1,5 +1,6 @@
 // The spec as loops.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "moxie/core/message_places/backends.h"
@@ -47,20 +48,29 @@ void received_places(const ReceivedPlacesArgs& args) {
   const int64_t ranks = args.counts.dim(0), fields = args.counts.dim(1);
   const int64_t local = fields - kCountsBesideExperts;
   std::vector<int64_t> arrival(ranks * local);  // where the pairs of a rank for an expert begin
-  int64_t pairs = 0;
-  for (int64_t r = 0; r < ranks; ++r)
+  std::vector<int64_t> behind(ranks);           // the byte at which arrival 0 would be, by rank
+  int64_t pairs = 0, tokens = 0;
+  for (int64_t r = 0; r < ranks; ++r) {
+    const int32_t* const counts = args.counts.data + r * fields;
     for (int64_t e = 0; e < local; ++e) {
       arrival[r * local + e] = pairs;
-      pairs += args.counts.data[r * fields + e];
+      pairs += counts[e];
     }
+    tokens += counts[column_of(BesideExperts::kTokens, local)];
+    behind[r] = tokens * args.row_bytes;
+  }
   int64_t row = 0;
   for (int64_t e = 0; e < local; ++e) {
     int64_t first = 0;
     for (int64_t r = 0; r < ranks; ++r) {
       const int32_t* const counts = args.counts.data + r * fields;
       for (int32_t i = 0; i < counts[e]; ++i, ++row) {
-        args.row_of_arrival.data[arrival[r * local + e] + i] = row;
-        args.first_of_row.data[row] = first;
+        const int64_t at = arrival[r * local + e] + i;
+        args.row_of_arrival.data[at] = row;
+        PairOfX pair;
+        std::memcpy(&pair, args.messages.data + behind[r] + at * kPairOfXBytes, sizeof(pair));
+        args.token_of.data[row] = first + pair.row;
+        args.weights.data[row] = pair.weight;
       }
       first += counts[column_of(BesideExperts::kTokens, local)];
     }

@@ -4,6 +4,8 @@
 
 #include <ATen/ops/arange.h>
 
+#include <utility>
+
 namespace moxie::ops::mlp {
 namespace {
 
@@ -23,11 +25,16 @@ enum Saved : size_t {
 
 class GroupPath final : public TokenPath {
  public:
+  // Sends x, and queues everything up to the rows of the experts: until then the device has little
+  // to do, and waits for the host.
   GroupPath(const GroupPathArgs& args, const XForWire& x)
-      : args_(args),
-        offs_(args.agreed.places.offs),
-        num_tokens_(args.rows.weights->size(0)),
-        received_(dispatch_tokens({args_.group, places(), x.tokens, "x"}, x.pairs)) {}
+      : args_(args), num_tokens_(args.rows.weights->size(0)) {
+    Places& places = args_.agreed.places;
+    received_ = dispatch_tokens({args_.group, places, x.tokens, "x"}, x.pairs);
+    pairs_ = receive_pairs(received_, args_.agreed.counts, places);
+    offs_ = places.offs;
+    rows_ = rows_of(received_, places, pairs_.token_of);
+  }
 
   GroupPath(variable_list&& saved, SavedData& data)
       : args_{Group(data["group"].toStringRef(), kOp),
@@ -50,18 +57,17 @@ class GroupPath final : public TokenPath {
                           .dweights = data["sends_dweights"].toBool(),
                           .db2 = data["sends_db2"].toBool()};
     const auto format = data["x_format"].toIntVector();
-    received_ = {{saved[kSavedX],
-                  {.data = static_cast<at::ScalarType>(format[0]),
-                   .scale = static_cast<at::ScalarType>(format[1]),
-                   .columns = format[2],
-                   .scale_columns = format[3]},
-                  kPairOfXBytes},
-                 saved[kSavedRowToken],
-                 saved[kSavedRowWeights]};
+    received_ = {saved[kSavedX],
+                 {.data = static_cast<at::ScalarType>(format[0]),
+                  .scale = static_cast<at::ScalarType>(format[1]),
+                  .columns = format[2],
+                  .scale_columns = format[3]},
+                 kPairOfXBytes};
+    pairs_ = {saved[kSavedRowToken], saved[kSavedRowWeights]};
   }
 
   QuantizedForms x_to_experts(const Plan& plan, const Tensor& /*tokens*/) override {
-    const Quantized rows = rows_of(received_.tokens, places(), received_.token_of);
+    const Quantized rows = std::exchange(rows_, {});
     return forms_of_received({plan, offs_, Role::kX, Need::kRowwise}, rows);
   }
 
@@ -78,16 +84,16 @@ class GroupPath final : public TokenPath {
     own[kSavedTokenOf] = places().token_of;
     own[kSavedRowOfArrival] = places().row_of_arrival;
     own[kSavedOffs] = places().offs;
-    own[kSavedRowToken] = received_.token_of;
-    own[kSavedRowWeights] = received_.weights;
-    if (needs.w13) own[kSavedX] = received_.tokens.messages;
+    own[kSavedRowToken] = pairs_.token_of;
+    own[kSavedRowWeights] = pairs_.weights;
+    if (needs.w13) own[kSavedX] = received_.messages;
     if (args_.has_b2) {
       own[kSavedAllOffs] = *args_.rows.offs;
       own[kSavedTokenWeights] = *args_.rows.weights;
     }
     saved.insert(saved.end(), own.begin(), own.end());
     data["path"] = static_cast<int64_t>(PathKind::kGroup);
-    const TokenFormat& format = received_.tokens.format;
+    const TokenFormat& format = received_.format;
     data["x_format"] =
         std::vector<int64_t>{static_cast<int64_t>(format.data), static_cast<int64_t>(format.scale),
                              format.columns, format.scale_columns};
@@ -108,10 +114,10 @@ class GroupPath final : public TokenPath {
 
   const OptionalTensor& offs() const override { return offs_; }
 
-  // received_.weights has one weight for each row of the experts, in their order, so that slot_of
+  // pairs_.weights has one weight for each row of the experts, in their order, so that slot_of
   // is 0, 1, 2, ..
   RowActivation weighted(Activation activation) const override {
-    const Tensor& weights = received_.weights;
+    const Tensor& weights = pairs_.weights;
     return {activation, weights.unsqueeze(1),
             at::arange(weights.size(0), weights.options().dtype(at::kInt))};
   }
@@ -128,9 +134,8 @@ class GroupPath final : public TokenPath {
 
   Dy dy_to_experts(const Plan& plan, const Tensor& dy, Need need, const Bias& bias) const override {
     const Quantized sent = for_wire(plan, args_.wire, Role::kDy, dy);
-    const Quantized rows =
-        rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, Tensor()).tokens, places(),
-                received_.token_of);
+    const Quantized rows = rows_of(dispatch_tokens({args_.group, places(), sent, "dy"}, Tensor()),
+                                   places(), pairs_.token_of);
     Dy made{forms_of_received({plan, offs_, Role::kDy, need}, rows), plan, {}};
     if (rows.scale) made.dgrad.layout = layout_of_received(plan);
     if (bias.db2.defined()) made.bias.db2 = sum_over_ranks(bias.db2);
@@ -139,7 +144,7 @@ class GroupPath final : public TokenPath {
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
-    const Quantized rows = rows_of(received_.tokens, places(), received_.token_of);
+    const Quantized rows = rows_of(received_, places(), pairs_.token_of);
     return forms_of_received({plan, offs_, Role::kX, Need::kColwise}, rows);
   }
 
@@ -175,7 +180,9 @@ class GroupPath final : public TokenPath {
   GroupPathArgs args_;
   OptionalTensor offs_;
   int64_t num_tokens_;
-  Dispatched received_;
+  ReceivedTokens received_;
+  ReceivedPairs pairs_;
+  Quantized rows_;  // of x, until the product has read them
 };
 
 }  // namespace

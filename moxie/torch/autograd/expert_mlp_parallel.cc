@@ -54,7 +54,7 @@ Tensor call_parallel(const ParallelArgs& args) {
                                     x);
   x = {};  // it is sent
   needs = path->all_needs(needs);
-  options.offs = agreed.places.offs;
+  options.offs = path->offs();
   const Call call = call_of_received(args, options, agreed.places.in.num_pairs(), needs, wire);
   return mlp::run(kAutograd, of_mlp, call, *path, needs);
 }

@@ -5,7 +5,9 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 
+#include "moxie/core/message_places/message_places.h"
 #include "moxie/torch/exchange/messages.h"
+#include "moxie/torch/exec.h"
 
 namespace moxie::ops {
 namespace {
@@ -15,23 +17,15 @@ int64_t row_bytes_of(const TokenFormat& format) {
 }
 
 // Zeros from byte `used` of each row of `width` bytes on.
-void pad_rows(const Messages& messages, const Tensor& buffer, int64_t used, int64_t width) {
+void pad_rows(const Messages& messages, const Tensor& buffer, int64_t used, int64_t width,
+              std::vector<RowCopy>& copies) {
   if (used == width) return;
   const RowPlaces zeros{.buffer = at::zeros({width - used}, buffer.options()), .stride = 0};
-  copy_rows(messages.num_rows(), width - used, zeros, messages.rows_in(buffer, used));
+  copies.push_back({messages.num_rows(), width - used, zeros, messages.rows_in(buffer, used)});
 }
 
 Messages messages_of(const Traffic& traffic, const TokenFormat& format, int64_t pair_bytes) {
   return {{traffic.tokens, row_bytes_of(format)}, {traffic.pairs, pair_bytes}};
-}
-
-// Reads the pairs that arrived, each to the row of the experts that it is for.
-void read_pairs(const Messages& in, const Tensor& received, const Places& places, Dispatched& out) {
-  const Tensor pairs = at::empty({in.num_pairs(), 2}, received.options().dtype(at::kInt));
-  copy_rows(in.num_pairs(), kPairOfXBytes, in.pairs_in(received),
-            rows_of_matrix(pairs, places.row_of_arrival));
-  out.token_of = pairs.select(1, 0) + places.first_of_row;
-  out.weights = pairs.select(1, 1).contiguous().view(at::kFloat);
 }
 
 }  // namespace
@@ -41,25 +35,43 @@ Tensor pairs_of_x(const Tensor& row_in_message, const Weights& weights) {
   return at::stack({row_in_message, by_row.view(at::kInt)}, 1);
 }
 
-Dispatched dispatch_tokens(const DispatchArgs& args, const Tensor& pairs) {
+ReceivedTokens dispatch_tokens(const DispatchArgs& args, const Tensor& pairs) {
   const auto& [group, places, tokens, what] = args;
   const TokenFormat format = format_of(tokens);
   const int64_t pair_bytes = pairs.defined() ? kPairOfXBytes : 0;
   const Messages out = messages_of(places.out, format, pair_bytes);
   const Messages in = messages_of(places.in, format, pair_bytes);
   const Tensor sent = at::empty({out.bytes()}, places.token_of.options().dtype(at::kByte));
+  std::vector<RowCopy> copies;
   const auto send = [&](const Tensor& matrix, int64_t bytes, int64_t column) {
-    copy_rows(out.num_rows(), bytes, rows_of_matrix(matrix, places.token_of),
-              out.rows_in(sent, column));
+    copies.push_back({out.num_rows(), bytes, rows_of_matrix(matrix, places.token_of),
+                      out.rows_in(sent, column)});
   };
   send(tokens.data, format.data_bytes(), 0);
   if (tokens.scale) send(*tokens.scale, format.scale_bytes(), format.data_bytes());
-  pad_rows(out, sent, format.data_bytes() + format.scale_bytes(), row_bytes_of(format));
+  pad_rows(out, sent, format.data_bytes() + format.scale_bytes(), row_bytes_of(format), copies);
   if (pairs.defined())
-    copy_rows(out.num_pairs(), kPairOfXBytes, rows_of_matrix(pairs), out.pairs_in(sent));
-  Dispatched made;
-  made.tokens = {group.all_to_all(sent, {out.sizes(), in.sizes()}, what), format, pair_bytes};
-  if (pairs.defined()) read_pairs(in, made.tokens.messages, places, made);
+    copies.push_back({out.num_pairs(), pair_bytes, rows_of_matrix(pairs), out.pairs_in(sent)});
+  copy_rows(copies);
+  return {group.all_to_all(sent, {out.sizes(), in.sizes()}, what), format, pair_bytes};
+}
+
+ReceivedPairs receive_pairs(const ReceivedTokens& x, const Tensor& counts, Places& places) {
+  const int64_t pairs = places.in.num_pairs();
+  const auto int64 = counts.options().dtype(at::kLong);
+  places.offs = at::empty({counts.size(1) - kCountsBesideExperts}, counts.options());
+  places.row_of_arrival = at::empty({pairs}, int64);
+  const ReceivedPairs made{at::empty({pairs}, int64), at::empty({pairs}, int64.dtype(at::kFloat))};
+  const DeviceScope scope(counts.device());
+  received_places({.counts = const_view<int32_t>(counts),
+                   .messages = {static_cast<const std::byte*>(x.messages.const_data_ptr()),
+                                {x.messages.numel()}},
+                   .row_bytes = row_bytes_of(x.format),
+                   .offs = view<int32_t>(places.offs),
+                   .row_of_arrival = view<int64_t>(places.row_of_arrival),
+                   .token_of = view<int64_t>(made.token_of),
+                   .weights = view<float>(made.weights)},
+                  scope.exec());
   return made;
 }
 
@@ -67,17 +79,19 @@ Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tens
   const TokenFormat& format = tokens.format;
   const Messages in = messages_of(places.in, format, tokens.pair_bytes);
   const int64_t rows = row_token.size(0);
+  std::vector<RowCopy> copies;
   const auto read = [&](at::ScalarType dtype, int64_t columns, int64_t bytes, int64_t column) {
     const Tensor made = at::empty({rows, columns}, tokens.messages.options().dtype(dtype));
     RowPlaces from = in.rows_in(tokens.messages, column);
     from.index = row_token;
-    copy_rows(rows, bytes, from, rows_of_matrix(made));
+    copies.push_back({rows, bytes, from, rows_of_matrix(made)});
     return made;
   };
   Quantized made{read(format.data, format.columns, format.data_bytes(), 0), {}};
   if (format.scale_columns > 0)
     made.scale =
         read(format.scale, format.scale_columns, format.scale_bytes(), format.data_bytes());
+  copy_rows(copies);
   return made;
 }
 
@@ -90,13 +104,15 @@ Combined combine_rows(const CombineArgs& args) {
   const Messages out({places.in.pairs, width}, {places.in.pairs, pair_bytes});
   const Messages in({places.out.pairs, width}, {places.out.pairs, pair_bytes});
   const Tensor sent = at::empty({out.bytes()}, arrival.options().dtype(at::kByte));
+  std::vector<RowCopy> sends, reads;
   if (rows.defined()) {
-    copy_rows(out.num_rows(), used, rows_of_matrix(rows, arrival), out.rows_in(sent));
-    pad_rows(out, sent, used, width);
+    sends.push_back({out.num_rows(), used, rows_of_matrix(rows, arrival), out.rows_in(sent)});
+    pad_rows(out, sent, used, width, sends);
   }
   if (of_pairs.defined())
-    copy_rows(out.num_pairs(), pair_bytes, rows_of_matrix(of_pairs.unsqueeze(1), arrival),
-              out.pairs_in(sent));
+    sends.push_back({out.num_pairs(), pair_bytes, rows_of_matrix(of_pairs.unsqueeze(1), arrival),
+                     out.pairs_in(sent)});
+  copy_rows(sends);
   const Tensor received = group.all_to_all(sent, {out.sizes(), in.sizes()}, what);
   Combined made;
   if (rows.defined() && used == width && in.rows_are_adjacent()) {
@@ -105,13 +121,14 @@ Combined combine_rows(const CombineArgs& args) {
                     .view({in.num_rows(), rows.size(1)});
   } else if (rows.defined()) {
     made.rows = at::empty({in.num_rows(), rows.size(1)}, rows.options());
-    copy_rows(in.num_rows(), used, in.rows_in(received), rows_of_matrix(made.rows));
+    reads.push_back({in.num_rows(), used, in.rows_in(received), rows_of_matrix(made.rows)});
   }
   if (of_pairs.defined()) {
     made.of_pairs = at::empty({in.num_pairs()}, of_pairs.options());
-    copy_rows(in.num_pairs(), pair_bytes, in.pairs_in(received),
-              rows_of_matrix(made.of_pairs.unsqueeze(1)));
+    reads.push_back({in.num_pairs(), pair_bytes, in.pairs_in(received),
+                     rows_of_matrix(made.of_pairs.unsqueeze(1))});
   }
+  copy_rows(reads);
   return made;
 }
 

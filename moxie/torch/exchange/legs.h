@@ -41,18 +41,19 @@ struct ReceivedTokens {
   TokenFormat format;
   int64_t pair_bytes = 0;  // in the messages, for each pair
 };
-struct Dispatched {
-  ReceivedTokens tokens;
-  // If pairs were sent, for each row of the experts: the received token that it holds, and its
-  // weight.
-  Tensor token_of;  // int64 [in pairs]
-  Tensor weights;   // f32 [in pairs]
-};
 // What goes with x: for each pair, in the order of rows, the row of its token in the message and
 // the bits of its f32 routing weight. int32 [R, 2].
 Tensor pairs_of_x(const Tensor& row_in_message, const Weights& weights);
 // pairs: undefined if none go with the tokens.
-Dispatched dispatch_tokens(const DispatchArgs& args, const Tensor& pairs);
+ReceivedTokens dispatch_tokens(const DispatchArgs& args, const Tensor& pairs);
+
+// For each row of the experts, the received token that it holds, and its routing weight.
+struct ReceivedPairs {
+  Tensor token_of;  // int64 [in pairs]
+  Tensor weights;   // f32 [in pairs]
+};
+// Reads the pairs that came with x, and completes the places. counts: those that were received.
+ReceivedPairs receive_pairs(const ReceivedTokens& x, const Tensor& counts, Places& places);
 // The rows of the experts: row r is received token row_token[r] (int64).
 Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token);
 

@@ -9,28 +9,36 @@ RowPlaces rows_of_matrix(const Tensor& matrix, const OptionalTensor& index) {
   return {.buffer = rows, .stride = rows.size(1) * rows.element_size(), .index = index};
 }
 
-void copy_rows(int64_t rows, int64_t width, const RowPlaces& from, const RowPlaces& to) {
-  const DeviceScope scope(to.buffer.device());
-  const auto bytes = [](const RowPlaces& places) -> Shape {
-    return {places.buffer.numel() * places.buffer.element_size()};
-  };
-  const auto index = [](const RowPlaces& places) -> std::optional<View<const int64_t>> {
-    if (!places.index) return std::nullopt;
-    return const_view<int64_t>(*places.index);
-  };
-  const void* const source = from.buffer.const_data_ptr();
-  void* const target = to.buffer.mutable_data_ptr();
-  moxie::copy_rows({.rows = rows,
-                    .width = width,
-                    .from = {.buffer = {static_cast<const std::byte*>(source), bytes(from)},
-                             .stride = from.stride,
-                             .runs = from.runs,
-                             .index = index(from)},
-                    .to = {.buffer = {static_cast<std::byte*>(target), bytes(to)},
-                           .stride = to.stride,
-                           .runs = to.runs,
-                           .index = index(to)}},
-                   scope.exec());
+namespace {
+
+View<std::byte> bytes_of(const RowPlaces& places) {
+  return {static_cast<std::byte*>(places.buffer.mutable_data_ptr()),
+          {places.buffer.numel() * places.buffer.element_size()}};
+}
+View<const std::byte> const_bytes_of(const RowPlaces& places) {
+  return {static_cast<const std::byte*>(places.buffer.const_data_ptr()),
+          {places.buffer.numel() * places.buffer.element_size()}};
+}
+
+template <class T>
+RowsIn<T> rows_in(const RowPlaces& places, const View<T>& buffer) {
+  RowsIn<T> rows{.buffer = buffer, .stride = places.stride, .runs = places.runs};
+  if (places.index) rows.index = const_view<int64_t>(*places.index);
+  return rows;
+}
+
+}  // namespace
+
+void copy_rows(const std::vector<RowCopy>& copies) {
+  std::vector<CopyRowsArgs> args;
+  for (const RowCopy& copy : copies)
+    args.push_back({.rows = copy.rows,
+                    .width = copy.width,
+                    .from = rows_in(copy.from, const_bytes_of(copy.from)),
+                    .to = rows_in(copy.to, bytes_of(copy.to))});
+  if (copies.empty()) return;
+  const DeviceScope scope(copies[0].to.buffer.device());
+  moxie::copy_rows(args, scope.exec());
 }
 
 Messages::Messages(const Part& rows, const Part& pairs)

@@ -20,8 +20,13 @@ struct RowPlaces {
 // The rows of a matrix, or those that `index` names.
 RowPlaces rows_of_matrix(const Tensor& matrix, const OptionalTensor& index = {});
 
-// Copies the first `width` bytes of each row. On a GPU it does not wait.
-void copy_rows(int64_t rows, int64_t width, const RowPlaces& from, const RowPlaces& to);
+// The first `width` bytes of each row.
+struct RowCopy {
+  int64_t rows, width;
+  RowPlaces from, to;
+};
+// On a GPU in one launch, and it does not wait.
+void copy_rows(const std::vector<RowCopy>& copies);
 
 class Messages {
  public:

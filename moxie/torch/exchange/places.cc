@@ -104,20 +104,6 @@ Sent places_of_sent(const RouteOfTokens& route, int64_t ranks, const CallFlags& 
   return sent;
 }
 
-// The places of `pairs` pairs that come with these counts.
-void find_received(const Tensor& counts, int64_t pairs, Places& places) {
-  const auto int64 = counts.options().dtype(at::kLong);
-  places.offs = at::empty({counts.size(1) - kCountsBesideExperts}, counts.options());
-  places.row_of_arrival = at::empty({pairs}, int64);
-  places.first_of_row = at::empty({pairs}, int64);
-  const DeviceScope scope(counts.device());
-  received_places({.counts = const_view<int32_t>(counts),
-                   .offs = view<int32_t>(places.offs),
-                   .row_of_arrival = view<int64_t>(places.row_of_arrival),
-                   .first_of_row = view<int64_t>(places.first_of_row)},
-                  scope.exec());
-}
-
 }  // namespace
 
 int64_t Traffic::num_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), 0L); }
@@ -161,8 +147,7 @@ Agreed CountsExchange::wait() {
   places_.out = traffic_of(host.narrow(0, 0, world), experts);
   places_.in = traffic_of(host_in, experts);
   places_.token_of = places_.token_of.narrow(0, 0, places_.out.num_tokens());
-  find_received(received_, places_.in.num_pairs(), places_);
-  return {places_, agreed};
+  return {places_, received_, agreed};
 }
 
 }  // namespace moxie::ops

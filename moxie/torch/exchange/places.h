@@ -27,10 +27,10 @@ struct Traffic {
 };
 
 struct Places {
-  Traffic out, in;        // out: tokens sent, rows that return; in: tokens received, rows sent back
-  Tensor token_of;        // int64 [out tokens]: the token in each row of the messages that are sent
+  Traffic out, in;  // out: tokens sent, rows that return; in: tokens received, rows sent back
+  Tensor token_of;  // int64 [out tokens]: the token in each row of the messages that are sent
+  // receive_pairs() (legs.h) finds these two.
   Tensor row_of_arrival;  // int64 [in pairs]: by arrival, the row of the experts for the pair
-  Tensor first_of_row;    // int64 [in pairs]: by row, how many tokens earlier ranks have sent
   Tensor offs;            // int32 [local experts]: the ends of the rows of this rank's experts
 };
 
@@ -66,6 +66,7 @@ class CopyToHost {
 
 struct Agreed {
   Places places;
+  Tensor counts;    // that were received
   CallFlags flags;  // combined: dx, dweights and db2 are true if any rank wants them
 };
 
