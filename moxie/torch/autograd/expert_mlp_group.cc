@@ -81,7 +81,7 @@ class GroupPath final : public TokenPath {
     variable_list own(kSavedCount);
     own[kSavedSlotOf] = *permutation().slot_of;
     own[kSavedRowOf] = *permutation().row_of;
-    own[kSavedTokenOf] = places().token_of;
+    own[kSavedTokenOf] = places().token_of.clone();  // it is a part of a tensor of all pairs
     own[kSavedRowOfArrival] = places().row_of_arrival;
     own[kSavedOffs] = places().offs;
     own[kSavedRowToken] = pairs_.token_of;
