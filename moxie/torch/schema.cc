@@ -312,7 +312,8 @@ TORCH_LIBRARY(moxie, m) {
       "Tensor? weights=None, Tensor? slot_of=None) -> Tensor[]");
   def("_swiglu_backward_quantize(Tensor da, Tensor h, Tensor? offs, int spec, int activation, *, "
       "Tensor? weights=None, Tensor? slot_of=None) -> Tensor[]");
-  def("_permute_quantize(Tensor x, Tensor slot_of, int top_k, Tensor? offs, int spec) -> Tensor[]");
+  def("_permute_quantize(Tensor x, Tensor slot_of, int top_k, Tensor? offs, int spec, *, "
+      "Tensor? row_of=None) -> Tensor[]");
   def("_requantize(Tensor qdata, Tensor scale, Tensor? offs, int spec) -> Tensor[]");
   def("_token_scale(Tensor scale, Tensor? offs, SymInt rows, SymInt cols, int spec) -> Tensor");
   def("_dequantize_tokens(Tensor qdata, Tensor scale, int spec) -> Tensor");

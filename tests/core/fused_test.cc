@@ -1,7 +1,9 @@
 // An op fused with quantize gives the same bytes as the two separate ops, on every backend.
 #include <gtest/gtest.h>
 
+#include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "moxie/core/permute/permute.h"
 #include "moxie/core/permute/permute_quantize.h"
@@ -131,7 +133,7 @@ Activation random_activation(Random& random) {
 }
 
 int64_t random_width(Random& random) {
-  return random.pick<int64_t>({0, 1, 8, 31, 32, 64, 100, 128, 128, 136, 256, 384, 640});
+  return random.pick<int64_t>({0, 1, 8, 31, 32, 64, 100, 128, 128, 136, 256, 384, 528, 640});
 }
 
 TEST(Fused, SwigluQuantizeIsSwigluThenQuantize) {
@@ -223,13 +225,23 @@ TEST(Fused, PermuteQuantizeIsPermuteThenQuantize) {
     const int64_t dim = random_width(random);
     const Request request(random, rows, dim);
     const Input x(random, tokens * dim, random_data(random));
-    std::vector<int32_t> slot_of(rows);
-    for (auto& slot : slot_of) slot = static_cast<int32_t>(random.below(rows));
+    // With row_of, slots are a permutation; without, any slots.
+    std::vector<int32_t> slot_of(rows), row_of(rows);
+    std::iota(slot_of.begin(), slot_of.end(), 0);
+    const bool has_inverse = random.chance(60);
+    for (int64_t i = rows - 1; i > 0 && has_inverse; --i)
+      std::swap(slot_of[i], slot_of[random.below(i + 1)]);
+    for (int64_t i = 0; i < rows; ++i) row_of[slot_of[i]] = static_cast<int32_t>(i);
+    if (!has_inverse)
+      for (auto& slot : slot_of) slot = static_cast<int32_t>(random.below(rows));
     const auto fused = [&](const Exec& exec) {
       Arena arena(exec.backend, request.misalign);
+      std::optional<View<const int32_t>> inverse;
+      if (has_inverse) inverse = arena.input(row_of, {rows});
       permute_quantize({.x = x.in(arena, {tokens, dim}),
                         .slot_of = arena.input(slot_of, {rows}),
                         .top_k = k,
+                        .row_of = inverse,
                         .forms = request.forms(arena)},
                        exec);
       return arena.results();

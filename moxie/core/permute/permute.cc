@@ -56,6 +56,7 @@ void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec) {
   MOXIE_CHECK(args.top_k >= 1, kOp, ": top_k must be 1 or more, got ", args.top_k);
   check_shape(kOp, "slot_of", args.slot_of.shape, {args.x.dim(0) * args.top_k});
   check_indices(kOp, "slot_of", args.slot_of, rows, exec.backend);
+  if (args.row_of) check_shape(kOp, "row_of", args.row_of->shape, {rows});
   const Panels panels = check_forms(kOp, {rows, args.x.dim(1)}, args.forms, exec.backend);
   dispatch(
       kOp, exec, [&] { ref::permute_quantize(args); },

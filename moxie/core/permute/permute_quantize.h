@@ -10,7 +10,9 @@ struct PermuteQuantizeArgs {
   ConstFloatView x;             // [T, D]
   View<const int32_t> slot_of;  // [R], R = T * k
   int64_t top_k = 1;            // k
-  QuantizeForms forms;          // of rows [R, D]
+  // [R], the inverse of slot_of; optional. With it, the rowwise form alone needs x only once.
+  std::optional<View<const int32_t>> row_of = std::nullopt;
+  QuantizeForms forms;  // of rows [R, D]
 };
 void permute_quantize(const PermuteQuantizeArgs& args, const Exec& exec);
 

@@ -78,8 +78,9 @@ QuantizedForms quantize_permuted(const FormsWanted& wanted, const Tensor& x,
   const auto& [slot_of, row_of, top_k] = permutation;
   if (!slot_of) return quantize_tokens(wanted, x);
   if (!fuses(wanted)) return quantize_tokens(wanted, permute(x, *slot_of, *row_of, top_k));
-  return as_forms(packed::permute_quantize(x, *slot_of, top_k, wanted.offs, spec_of(wanted)),
-                  wanted.need);
+  return as_forms(
+      packed::permute_quantize(x, *slot_of, top_k, wanted.offs, spec_of(wanted), row_of),
+      wanted.need);
 }
 
 QuantizedForms quantize_weights(const Plan& plan, const Tensor& w, Need need) {

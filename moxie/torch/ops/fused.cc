@@ -144,7 +144,8 @@ std::vector<Tensor> swiglu_backward_quantize_packed(const Tensor& da, const Tens
 
 std::vector<Tensor> permute_quantize(const char* op, const Tensor& x, const Tensor& slot_of,
                                      int64_t top_k, const OptionalTensor& offs,
-                                     const QuantizeSpec& spec) {
+                                     const QuantizeSpec& spec,
+                                     const OptionalTensor& row_of = std::nullopt) {
   check_float({op, "x", x});
   TORCH_CHECK_VALUE(x.dim() == 2, op, ": x must be [tokens, dim], got ", x.dim(), " dims");
   TORCH_CHECK_VALUE(top_k >= 1, op, ": top_k must be 1 or more, got ", top_k);
@@ -153,17 +154,25 @@ std::vector<Tensor> permute_quantize(const char* op, const Tensor& x, const Tens
                    dtype_name(slot_of.scalar_type()));
   check_shape({op, "slot_of", slot_of}, {rows});
   check_device({op, "slot_of", slot_of}, x);
+  if (row_of) {
+    TORCH_CHECK_TYPE(row_of->scalar_type() == at::kInt, op, ": row_of must be torch.int32, got ",
+                     dtype_name(row_of->scalar_type()));
+    check_shape({op, "row_of", *row_of}, {rows});
+    check_device({op, "row_of", *row_of}, x);
+  }
   check_offs(op, offs, x);
   const auto out = allocate(forms_results({op, {rows, x.sym_size(1)}, offs, spec}), x);
   if (x.is_meta()) return out;
   const DeviceScope scope(x.device());
   const Tensor from = dense(x), slots = dense(slot_of);
-  const OptionalTensor ends = dense(offs);
-  moxie::permute_quantize({.x = const_float_view(from),
-                           .slot_of = const_view<int32_t>(slots),
-                           .top_k = top_k,
-                           .forms = forms_in(spec, ends, out)},
-                          scope.exec());
+  const OptionalTensor ends = dense(offs), inverse = dense(row_of);
+  moxie::permute_quantize(
+      {.x = const_float_view(from),
+       .slot_of = const_view<int32_t>(slots),
+       .top_k = top_k,
+       .row_of = inverse ? std::optional(const_view<int32_t>(*inverse)) : std::nullopt,
+       .forms = forms_in(spec, ends, out)},
+      scope.exec());
   return out;
 }
 
@@ -187,10 +196,11 @@ Four permute_quantize_both(const Tensor& x, const Tensor& slot_of, int64_t top_k
 }
 
 std::vector<Tensor> permute_quantize_packed(const Tensor& x, const Tensor& slot_of, int64_t top_k,
-                                            const OptionalTensor& offs, int64_t spec) {
+                                            const OptionalTensor& offs, int64_t spec,
+                                            const OptionalTensor& row_of) {
   constexpr const char* kOp = "permute_quantize";
   return with_op(kOp, [&] {
-    return permute_quantize(kOp, x, slot_of, top_k, offs, unpack<QuantizeSpec>(spec, kOp));
+    return permute_quantize(kOp, x, slot_of, top_k, offs, unpack<QuantizeSpec>(spec, kOp), row_of);
   });
 }
 
