@@ -18,7 +18,7 @@ from moxie import gemm, moe
 from moxie.dtensors import any_dtensor
 from moxie.ops import Activation
 from moxie.recipe import AnyRecipe, Recipe
-from moxie.router import Router, check_choice
+from moxie.router import Router, check_choice, held
 from moxie.router import Routing as Routing  # re-exported: users import it from here
 from moxie.stats import PARTS, STATS
 
@@ -167,25 +167,25 @@ class GroupedExperts(nn.Module):
         """x is rows [R, D], sorted by expert. If slot_of and row_of are given, x is tokens [T, D], which are permuted first. If
         weights [T, top_k] is given as well, the result is the weighted sum of each token's rows, [T, D]."""
         weights = weights.tensor if isinstance(weights, Uncast) else weights
-        parameter13, parameter2 = self.w13, self.w2  # once each: nn.Module finds them in Python
+        parameter13, parameter2 = held(self, "w13"), held(self, "w2")
         cache13, cache2 = gemm.live_cache(self.cache13, parameter13), gemm.live_cache(self.cache2, parameter2)
         w13, w2 = self._as_taken(parameter13), self._as_taken(parameter2)
-        options: dict[str, Any] = {
-            "recipe": self.recipe,
-            "main_grad13": self._main_grad("w13"),
-            "main_grad2": self._main_grad("w2"),
-            "slot_of": slot_of,
-            "row_of": row_of,
-            "top_k": top_k,
-            "weights": weights,
+        b13, b2 = held(self, "b13"), held(self, "b2")
+        seldom: dict[str, Any] = {
             "keep": self.keep,
             "activation": self.activation,
-            "b13": self.b13,
-            "b2": self.b2,
+            "b13": b13,
+            "b2": b2,
             "w13_layout": self.w13_layout,
         }
-        options = gemm.not_default(options)
+        if self.main_grad:
+            seldom |= {"main_grad13": self._main_grad("w13"), "main_grad2": self._main_grad("w2")}
+        options = gemm.not_default(seldom)
+        options |= {"recipe": self.recipe, "slot_of": slot_of, "row_of": row_of, "top_k": top_k, "weights": weights}
         if not self.collect_stats:
+            plain = cache13 is None and cache2 is None and not self.main_grad
+            if plain and not any_dtensor(x, w13, w2, weights, b13, b2):
+                return _ops.expert_mlp(x, w13, w2, offs, **options)  # as below, where nothing is left to check
             return gemm.expert_mlp(x, w13, w2, offs, quantized_w13=cache13, quantized_w2=cache2, **options)
         caches = {"quantized_w13": _tensors(cache13), "quantized_w2": _tensors(cache2)}
         return _ops.expert_mlp.stats(x, w13, w2, self.stats, offs, **caches, **options)
@@ -383,14 +383,15 @@ class MoE(nn.Module):
             if self.router.member is not None:
                 self.router.member.refuse_tokens_of_group(x)
             return products.on_whole_tokens(self, x)
-        router = self.router  # once: nn.Module finds it in Python
+        modules: dict[str, Any] = self._modules  # read directly for the same reason as in held()
+        router, experts = modules["router"], modules["experts"]
         tokens = x.reshape(-1, x.shape[-1])  # also of a matrix: it keeps the order in which gradients of x are added
         routing = router(tokens)
         # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
         if router.has_loss:
             self.loss = routing.loss
         offs, slot_of, row_of = moe.route(routing.ids, router.num_experts)
-        y = self.experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=router.top_k, weights=Uncast(routing.weights))
+        y = experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=router.top_k, weights=Uncast(routing.weights))
         if self.shared is not None:
             y = y + self.shared(tokens)
         if router.member is not None and any_dtensor(y) and torch.compiler.is_compiling():

@@ -88,7 +88,8 @@ class Router(nn.Module):
         self.reset_load_()
 
     def forward(self, x: Tensor) -> Routing:
-        weight, bias = self.gate.weight, self.bias if self.balance == "bias" else None
+        weight = held(self._modules["gate"], "weight")
+        bias = held(self, "bias") if self.balance == "bias" else None
         sigmoid, normalize, scale = self.score == "sigmoid", self.normalize, self.scale
         losses = None
         if self.has_loss:
@@ -100,7 +101,7 @@ class Router(nn.Module):
         else:  # one node, because nothing else needs the logits
             weights, ids, counts = _ops._choose_experts(x, weight, bias, self.top_k, sigmoid, normalize, scale)
         if self.training:
-            _ops._add_once_(self.load, counts)  # adds nothing when activation checkpointing repeats this forward
+            _ops._add_once_(held(self, "load"), counts)  # adds nothing when activation checkpointing repeats this forward
         return Routing(ids, weights, losses)
 
     def _apply(self, fn, recurse: bool = True):
@@ -147,6 +148,15 @@ class Router(nn.Module):
     @torch.no_grad()
     def reset_load_(self) -> None:
         self.load.zero_()
+
+
+def held(module: Any, name: str) -> Any:
+    """Returns the parameter or buffer that module.<name> is. nn.Module finds those only after Python has raised an AttributeError,
+    which takes the host 9000 instructions. With a parametrization the name is a property instead."""
+    for of_kind in (module._parameters, module._buffers):
+        if name in of_kind:
+            return of_kind[name]
+    return getattr(module, name)
 
 
 def check_choice(op: str, argument: str, value: str, known: tuple[str, ...]) -> None:
