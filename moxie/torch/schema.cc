@@ -237,9 +237,10 @@ TORCH_LIBRARY(moxie, m) {
   // A router's logits, x weight^T: x [T, D], weight [E, D], bf16 or f32 -> f32 [T, E];
   // differentiable.
   differentiable("gate_logits(Tensor x, Tensor weight) -> Tensor logits");
-  // The gradients of gate_logits: dx if x_dtype is given, then that of weight if x is given.
-  def("_gate_logits_backward(Tensor dlogits, Tensor weight, Tensor? x, ScalarType? x_dtype) -> "
-      "Tensor[]");
+  // The gradients of gate_logits: dx if x_dtype is given, then that of weight if x is given. add,
+  // another gradient of x, is added to dx.
+  def("_gate_logits_backward(Tensor dlogits, Tensor weight, Tensor? x, ScalarType? x_dtype, "
+      "Tensor? add=None) -> Tensor[]");
   // Splits f32 x [R, C] into bf16 terms that add up to it (core/split); writes those asked for side
   // by side, bf16 [R, terms * C].
   def("_split_bf16(Tensor x, int[] terms) -> Tensor");

@@ -1,5 +1,8 @@
-// split: the three bf16 terms of an f32 add up to it. (That backends agree is tested by fuzz_test.)
+// split: the three bf16 terms of an f32 add up to it; finish_products rounds and adds up what GEMMs
+// made of them. (That backends agree is tested by fuzz_test.)
 #include "moxie/core/split/split.h"
+
+#include "moxie/core/split/finish_products.h"
 
 #include <gtest/gtest.h>
 
@@ -82,6 +85,69 @@ TEST(Split, ABadCallIsRefused) {
   EXPECT_THROW(split({.x = one, .terms = {}, .out = {out, {1, 0}}}, ref), Error);
   EXPECT_THROW(split({.x = one, .terms = {{3}, 1}, .out = {out, {1, 1}}}, ref), Error);
   EXPECT_THROW(split({.x = one, .terms = {{0, 1}, 2}, .out = {out, {1, 3}}}, ref), Error);
+  const bf16 w[2] = {};
+  const Copies of_two{.x = {w, {2, 1}}, .out = {out, {3, 1}}};
+  EXPECT_THROW(split({.x = one, .terms = {{0}, 1}, .out = {out, {1, 1}}, .copies = of_two}, ref),
+               Error);
+}
+
+std::vector<bf16> rounded(const std::vector<float>& values) {
+  std::vector<bf16> result;
+  for (const float value : values) result.push_back(to_bf16(value));
+  return result;
+}
+
+TEST(Split, CopiesAMatrixBesides) {
+  const float x = 1;
+  const auto w = rounded({1, 2, 3, 4});
+  std::vector<bf16> out(1), copies(12);
+  split({.x = {&x, {1, 1}},
+         .terms = {{0}, 1},
+         .out = {out.data(), {1, 1}},
+         .copies = Copies{.x = {w.data(), {2, 2}}, .out = {copies.data(), {6, 2}}}},
+        {.backend = Backend::kRef});
+  EXPECT_EQ(copies, rounded({1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4}));
+}
+
+TEST(FinishProducts, RoundsDxBeforeItAddsTheOtherGradient) {
+  // 1 + 2^-8 lies between two bf16 and rounds to 1, the even one; so does 1 + 2^-8 again. Rounded
+  // once, the sum 1 + 2^-8 + 2^-8 would be 1 + 2^-7.
+  const std::vector<float> from = {1 + 0x1p-8f, 3};
+  const auto add = rounded({0x1p-8f, -1});
+  std::vector<bf16> to(2);
+  const RoundedSum dx{.from = {from.data(), {1, 2}},
+                      .add = View<const bf16>{add.data(), {1, 2}},
+                      .to = {to.data(), {1, 2}}};
+  finish_products({.dx = dx, .dweight = std::nullopt}, {.backend = Backend::kRef});
+  EXPECT_EQ(to, rounded({1, 2}));
+}
+
+TEST(FinishProducts, AddsTermsInOrderAndNeverGivesANegativeZero) {
+  // The first two cancel exactly, so that the third remains; in another order it would be lost.
+  const std::vector<float> terms = {0x1p30f, -0.f, -0x1p30f, -0.f, 1, -0.f};
+  std::vector<float> sum(2);
+  std::vector<bf16> in_bf16(2);
+  const View<const float> view{terms.data(), {kBf16Terms, 1, 2}};
+  for (const FloatView to : {FloatView{sum.data(), Format::kF32, {1, 2}},
+                             FloatView{in_bf16.data(), Format::kBf16, {1, 2}}})
+    finish_products({.dx = std::nullopt, .dweight = TermSum{.terms = view, .to = to}},
+                    {.backend = Backend::kRef});
+  EXPECT_EQ(sum, (std::vector<float>{1, 0}));
+  EXPECT_FALSE(std::signbit(sum[1]));
+  EXPECT_EQ(in_bf16, rounded({1, 0}));
+}
+
+TEST(FinishProducts, RefusesShapesThatDoNotFit) {
+  const std::vector<float> values(6);
+  std::vector<bf16> out(6);
+  const Exec ref{.backend = Backend::kRef};
+  const auto finish = [&](const Shape& from, const Shape& to) {
+    const RoundedSum dx{.from = {values.data(), from}, .add = std::nullopt, .to = {out.data(), to}};
+    finish_products({.dx = dx, .dweight = std::nullopt}, ref);
+  };
+  EXPECT_THROW(finish({2, 3}, {3, 2}), Error);
+  const TermSum two{.terms = {values.data(), {2, 1, 3}}, .to = {out.data(), Format::kBf16, {1, 3}}};
+  EXPECT_THROW(finish_products({.dx = std::nullopt, .dweight = two}, ref), Error);
 }
 
 }  // namespace

@@ -348,7 +348,7 @@ Case make_case(uint64_t number) {
   if (op < 20) return replicate_case(random);
   if (op < 21) return route_case(random);
   if (op < 22) return top_k_case(random);
-  if (op < 23) return split_case(random);
+  if (op < 23) return random.chance(50) ? split_case(random) : finish_products_case(random);
   return permute_case(random);
 }
 

@@ -4,6 +4,7 @@
 
 #include "moxie/core/permute/permute.h"
 #include "moxie/core/route/route.h"
+#include "moxie/core/split/finish_products.h"
 #include "moxie/core/split/split.h"
 #include "tests/support/input.h"
 
@@ -84,17 +85,56 @@ Case split_case(Random& random) {
   SplitTerms terms{.count = static_cast<int>(random.between(1, kMaxSplitTerms))};
   for (auto& term : terms.term) term = static_cast<uint8_t>(random.below(kBf16Terms));
   const auto misalign = static_cast<int>(random.below(2));
+  const int64_t copies = random.between(0, 3), experts = random.between(1, 40);
+  const int64_t dim = random.between(0, 100);
+  const auto w = random_values<bf16>(random, experts * dim, random_data(random));
   std::ostringstream text;
-  text << "split [" << rows << ", " << cols << "] terms " << terms.count;
+  text << "split [" << rows << ", " << cols << "] terms " << terms.count << ", " << copies
+       << " copies of [" << experts << ", " << dim << ']';
   auto run = [=](const Exec& exec) {
     Arena arena(exec.backend, misalign);
-    split({.x = arena.input(x, {rows, cols}),
-           .terms = terms,
-           .out = arena.output<bf16>({rows, terms.count * cols})},
-          exec);
+    SplitArgs args{.x = arena.input(x, {rows, cols}),
+                   .terms = terms,
+                   .out = arena.output<bf16>({rows, terms.count * cols})};
+    if (copies > 0)
+      args.copies = {.x = arena.input(w, {experts, dim}),
+                     .out = arena.output<bf16>({copies * experts, dim})};
+    split(args, exec);
     return arena.results();
   };
   return {text.str(), rows * cols, run};
+}
+
+// Values are finite, because results are compared byte for byte and NaN has many bit patterns.
+Case finish_products_case(Random& random) {
+  const int64_t tokens = random.between(0, 200), experts = random.between(1, 40);
+  const int64_t dim = random.between(0, 150);
+  const bool dx = random.chance(70), dweight = !dx || random.chance(70), add = random.chance(50);
+  const Format format = random.chance(50) ? Format::kBf16 : Format::kF32;
+  const auto product = random_values<float>(random, tokens * dim, Data::kGaussianLike);
+  const auto other = random_values<bf16>(random, tokens * dim, Data::kGaussianLike);
+  const auto terms = random_values<float>(random, kBf16Terms * experts * dim, Data::kGaussianLike);
+  const auto misalign = static_cast<int>(random.below(2));
+  std::ostringstream text;
+  text << "finish_products" << (dx ? " dx" : "") << (dx && add ? " + other" : "") << " [" << tokens
+       << ", " << dim << ']' << (dweight ? " dweight of " : " experts ") << experts << ' '
+       << name(format);
+  auto run = [=](const Exec& exec) {
+    Arena arena(exec.backend, misalign);
+    FinishProductsArgs args;
+    if (dx) {
+      args.dx = {.from = arena.input(product, {tokens, dim}),
+                 .add = std::nullopt,
+                 .to = arena.output<bf16>({tokens, dim})};
+      if (add) args.dx->add = arena.input(other, {tokens, dim});
+    }
+    if (dweight)
+      args.dweight = {.terms = arena.input(terms, {kBf16Terms, experts, dim}),
+                      .to = arena.float_output(format, {experts, dim})};
+    finish_products(args, exec);
+    return arena.results();
+  };
+  return {text.str(), (tokens + experts) * dim, run};
 }
 
 // Runs permute, unpermute and unpermute_weights. Values are finite, because results are compared

@@ -20,6 +20,9 @@ void split(const SplitArgs& args) {
       for (int i = 0; i < wanted.count; ++i)
         args.out.data[(r * wanted.count + i) * cols + c] = terms[wanted.term[i]];
     }
+  if (!args.copies) return;
+  const auto& [from, to] = *args.copies;
+  for (int64_t i = 0; i < numel(to.shape); ++i) to.data[i] = from.data[i % numel(from.shape)];
 }
 
 }  // namespace ref
@@ -34,6 +37,12 @@ void split(const SplitArgs& args, const Exec& exec) {
     MOXIE_CHECK(terms.term[i] < kBf16Terms, "split_bf16: terms must be 0 to ", kBf16Terms - 1,
                 ", got ", int{terms.term[i]});
   check_shape("split_bf16", "out", args.out.shape, {x[0], terms.count * x[1]});
+  if (args.copies) {
+    const Shape &from = args.copies->x.shape, &to = args.copies->out.shape;
+    const bool fits =
+        from.dims == 2 && to.dims == 2 && to[1] == from[1] && from[0] > 0 && to[0] % from[0] == 0;
+    MOXIE_CHECK(fits, "split_bf16: copies of ", from, " do not fill ", to);
+  }
   // On a CPU only tests call it: the router's products are in f64 there.
   dispatch(
       "split_bf16", exec, [&] { ref::split(args); },

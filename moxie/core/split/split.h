@@ -9,6 +9,7 @@
 
 #include <array>
 #include <bit>
+#include <optional>
 
 #include "moxie/core/base/exec.h"
 #include "moxie/core/base/view.h"
@@ -38,10 +39,18 @@ struct SplitTerms {
   int count = 0;
 };
 
+// The other operand of a product with terms may be in bf16 already: each of its rows is then needed
+// once per term.
+struct Copies {
+  View<const bf16> x;  // [E, D]
+  View<bf16> out;      // result, [n * E, D]: all of x, n times
+};
+
 struct SplitArgs {
   View<const float> x;  // [R, C]
   SplitTerms terms;
   View<bf16> out;  // result, [R, count * C]: a row has the first term of all columns, then the next
+  std::optional<Copies> copies = std::nullopt;  // made in the same launch
 };
 void split(const SplitArgs& args, const Exec& exec);
 

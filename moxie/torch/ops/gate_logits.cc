@@ -6,11 +6,12 @@
 // not apply to bf16 GEMMs, and if cuBLAS splits K, its partial sums have the dtype of the result,
 // which is f32.
 #include <ATen/Context.h>
-#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
 #include <ATen/ops/mm.h>
 
+#include "moxie/core/split/finish_products.h"
 #include "moxie/torch/exec.h"
 #include "moxie/torch/ops/register.h"
 #include "moxie/torch/ops/split_bf16.h"
@@ -65,25 +66,72 @@ Tensor logits_of_bf16(const Tensor& x, const Tensor& weight) {
   return at::mm(x, terms.t(), at::kFloat).view({x.size(0), kTerms, weight.size(0)}).sum(1);
 }
 
-// dx = dlogits * weight, from the bf16 terms of dlogits. There must be as many of them as of the
-// terms of weight.
-Tensor dx_of_bf16(const Tensor& terms, const Tensor& weight) {
-  // Not weight.repeat(), which costs the host several times what cat() does.
-  const Tensor right = weight.scalar_type() == at::kBFloat16 ? at::cat({weight, weight, weight})
-                                                             : stacked_terms(weight, kRightTerms);
+// The product dlogits * weight from the factors' bf16 terms, in bf16 if it is large, else in f32.
+Tensor dx_product(const Tensor& left, const Tensor& right) {
   // If cuBLAS splits K and torch allows it (allow_bf16_reduced_precision_reduction, on by default),
   // a GEMM with a bf16 result adds partial sums in bf16. cuBLAS splits K if the result has too few
   // tiles to fill the GPU, so small results are computed in f32. Larger results contract at most
   // 6 terms of 1024 experts in one piece, and are rounded once.
   constexpr int64_t kManyElements = int64_t{1} << 23;  // 4 tiles of 128 x 128 for each of 128 SMs
-  if (terms.size(0) * weight.size(1) < kManyElements)
-    return at::mm(terms, right, at::kFloat).to(at::kBFloat16);
-  return at::mm(terms, right);
+  if (left.size(0) * right.size(1) < kManyElements) return at::mm(left, right, at::kFloat);
+  return at::mm(left, right);
 }
 
-Tensor dweight_of_bf16(const Tensor& terms, const Tensor& x) {
-  return at::mm(terms.t(), x, at::kFloat).view({kTerms, terms.size(1) / kTerms, x.size(1)}).sum(0);
-}
+// What gate_logits_backward is asked for, if x is bf16 on a GPU.
+struct Bf16Backward {
+  const Tensor &dlogits, &weight;
+  const OptionalTensor& x;  // present: the gradient of the weight is wanted
+  bool wants_dx;
+  const OptionalTensor& add;  // to dx
+
+  std::vector<Tensor> run() const {
+    const at::IntArrayRef all = kLeftTerms;
+    const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
+    Tensor product, left;  // left: the first three terms
+    if (wants_dx && !weight_is_split) {
+      const Factors factors = factors_of(dlogits, all.slice(0, kTerms), weight);
+      left = factors.terms;
+      product = dx_product(left, factors.copies);
+    } else {
+      // Not a slice of all six terms: cuBLAS may sum operands with another stride in another order.
+      if (x) left = terms_of(dlogits, all.slice(0, kTerms));
+      if (wants_dx)
+        product = dx_product(terms_of(dlogits, all), stacked_terms(weight, kRightTerms));
+    }
+    const Tensor of_terms = x ? at::mm(left.t(), aligned(*x), at::kFloat) : Tensor();
+    return finish(product, of_terms);
+  }
+
+ private:
+  // Rounds and adds up the products, dx first, in one launch.
+  std::vector<Tensor> finish(const Tensor& product, const Tensor& of_terms) const {
+    FinishProductsArgs args;
+    Tensor dx, dweight;
+    OptionalTensor added;  // outlives the launch
+    if (wants_dx && product.scalar_type() == at::kBFloat16) {
+      dx = add ? product.add_(*add) : product;
+    } else if (wants_dx) {
+      dx = at::empty(product.sizes(), product.options().dtype(at::kBFloat16));
+      added = dense(add);
+      args.dx = {.from = const_view<float>(product),
+                 .add = added ? std::optional(const_view<bf16>(*added)) : std::nullopt,
+                 .to = view<bf16>(dx)};
+    }
+    if (x) {
+      const bool in_bf16 = weight.scalar_type() == at::kBFloat16;
+      dweight =
+          at::empty(weight.sizes(), of_terms.options().dtype(in_bf16 ? at::kBFloat16 : at::kFloat));
+      args.dweight = {
+          .terms = {of_terms.const_data_ptr<float>(), {kTerms, weight.size(0), weight.size(1)}},
+          .to = float_view(dweight)};
+    }
+    if (args.dx || args.dweight) finish_products(args, DeviceScope(dlogits.device()).exec());
+    std::vector<Tensor> grads;
+    if (wants_dx) grads.push_back(dx);
+    if (x) grads.push_back(dweight.to(weight.scalar_type()));
+    return grads;
+  }
+};
 
 Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
   return with_op(kOp, [&] {
@@ -104,10 +152,12 @@ Tensor gate_logits_op(const Tensor& x, const Tensor& weight) {
   });
 }
 
-// Returns dx if x_dtype is given, then the gradient of the weight if x is given.
+// Returns dx if x_dtype is given, then the gradient of the weight if x is given. `add`, another
+// gradient of x, is added to dx after that is rounded to x_dtype.
 std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor& weight,
                                             const OptionalTensor& x,
-                                            std::optional<at::ScalarType> x_dtype) {
+                                            std::optional<at::ScalarType> x_dtype,
+                                            const OptionalTensor& add) {
   return with_op(kOp, [&] {
     check_values({kOp, "weight", weight});
     check_shape({kOp, "dlogits", dlogits}, {dlogits.sym_size(0), weight.sym_size(0)});
@@ -117,24 +167,26 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
     if (x) {
       check_shape({kOp, "x", *x}, {dlogits.sym_size(0), weight.sym_size(1)});
       check_device({kOp, "x", *x}, dlogits);
+      TORCH_CHECK_TYPE(!x_dtype || *x_dtype == x->scalar_type(), kOp, ": x_dtype must be that of x");
       results.push_back({"dweight", weight.scalar_type(), sym_shape(weight)});
+    }
+    if (add) {
+      TORCH_CHECK_VALUE(x_dtype, kOp, ": a gradient to add needs x_dtype");
+      TORCH_CHECK_TYPE(add->scalar_type() == *x_dtype, kOp, ": the gradient to add must be ",
+                       dtype_name(*x_dtype), ", got ", dtype_name(add->scalar_type()));
+      check_shape({kOp, "the gradient to add", *add}, {dlogits.sym_size(0), weight.sym_size(1)});
+      check_device({kOp, "the gradient to add", *add}, dlogits);
     }
     if (dlogits.is_meta() || results.empty()) return allocate(results, dlogits);
     const ProductScope scope(dlogits);
+    if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype))
+      return Bf16Backward{dlogits, weight, x, x_dtype.has_value(), add}.run();
     std::vector<Tensor> grads;
-    if (on_tensor_cores(dlogits, x ? x->scalar_type() : *x_dtype)) {
-      const bool weight_is_split = weight.scalar_type() != at::kBFloat16;
-      const at::IntArrayRef all = kLeftTerms;
-      // The three terms are split again, not taken as a slice of all six: cuBLAS may sum operands
-      // with another stride in another order.
-      const Tensor three = terms_of(dlogits, all.slice(0, kTerms));
-      if (x_dtype)
-        grads.push_back(dx_of_bf16(weight_is_split ? terms_of(dlogits, all) : three, weight));
-      if (x) grads.push_back(dweight_of_bf16(three, aligned(*x)).to(weight.scalar_type()));
-      return grads;
-    }
     const auto wide = dlogits.scalar_type();
-    if (x_dtype) grads.push_back(dlogits.matmul(weight.to(wide)).to(*x_dtype));
+    if (x_dtype) {
+      const Tensor dx = dlogits.matmul(weight.to(wide)).to(*x_dtype);
+      grads.push_back(add ? dx.add_(*add) : dx);
+    }
     if (x) grads.push_back(dlogits.t().matmul(x->to(wide)).to(weight.scalar_type()));
     return grads;
   });
