@@ -24,13 +24,9 @@ void quantize_as(const SwigluBackwardQuantizeArgs& args, const Panels& panels, v
                        are_rows_aligned(h, width, kFragment) && are_forms_aligned(args.forms);
     if (tiled && fits_here<Weighted>(kOp)) {
       if (!args.weights) return start(Plain{.da = da, .h = h, .width = width});
-      // The workspace must start with zeros, because no CTA stores sums for rows that no group
-      // covers.
-      const View<float>& sums = args.weights->workspace;
-      zero_async({.op = kOp, .stream = stream, .work = 0}, sums.data,
-                 numel(sums.shape) * int64_t{sizeof(float)});
-      start(Weighted{.da = da, .h = h, .width = width, .of = of, .tile_sums = sums.data});
-      return sum_weight_tiles(kOp, *args.weights, stream);
+      float* const sums = args.weights->workspace.data;  // of the rows that groups cover
+      start(Weighted{.da = da, .h = h, .width = width, .of = of, .tile_sums = sums});
+      return sum_weight_tiles(kOp, *args.weights, args.forms.offs, stream);
     }
   }
   start(SwigluBackwardElements<Glu>{{}, da, h, width, of, 0});

@@ -15,7 +15,9 @@ struct WeightGradientArgs {
   OptionalOffs offs = std::nullopt;
 };
 void weight_gradient(const char* op, const WeightGradientArgs& args, void* stream);
-// Computes dweights from the sums of tiles in the workspace.
-void sum_weight_tiles(const char* op, const WeightGradient& to, void* stream);
+// Computes dweights from the sums of tiles in the workspace, of which it reads the rows that groups
+// cover.
+void sum_weight_tiles(const char* op, const WeightGradient& to, const OptionalOffs& offs,
+                      void* stream);
 
 }  // namespace moxie::cuda
