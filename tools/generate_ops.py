@@ -34,7 +34,7 @@ SCHEMA = re.compile(r"(?P<op>\w+)(?:\.(?P<overload>\w+))?\((?P<args>.*)\) -> (?P
 class Argument:
     def __init__(self, text: str):
         kind, rest = text.split(" ", 1)
-        self.kind = re.sub(r"\(\w!\)", "", kind)  # Tensor(a!): written in place
+        self.kind = re.sub(r"\(\w!?\)", "", kind)  # Tensor(a!): written in place; Tensor(a): a result shares its memory
         self.name, _, self.default = rest.partition("=")
 
     def parameter(self, with_default: bool) -> str:

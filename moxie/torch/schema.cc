@@ -21,7 +21,7 @@ namespace {
 // Names of the ops that have no gradient (as argmax has none): their results never require grad,
 // even if x does.
 std::vector<std::string> not_differentiable;
-// Names of the ops that write into an argument and return nothing.
+// Names of the ops that write into an argument, which none of them returns.
 std::vector<std::string> writing;
 
 }  // namespace
@@ -31,12 +31,15 @@ TORCH_LIBRARY(moxie, m) {
   // Without the tag inductor would make the copies, and it cannot generate the kernel that copies
   // e8m0.
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag, at::Tag::flexible_layout};
-  const auto differentiable = [&](const char* schema) { m.def(schema, tags); };
-  const auto def = [&](const std::string& schema) {
+  const auto differentiable = [&](const std::string& schema) {
     m.def(schema.c_str(), tags);
     const std::string name = schema.substr(0, schema.find('('));
-    if (schema.find("(Tensor") != schema.npos) not_differentiable.push_back(name);
     if (schema.find("!)") != schema.npos) writing.push_back(name);
+    return name;
+  };
+  const auto def = [&](const std::string& schema) {
+    const std::string name = differentiable(schema);
+    if (schema.find("(Tensor") != schema.npos) not_differentiable.push_back(name);
   };
 
   // Quantizes rowwise: x [R, C] or [G, N, K], bf16 or f32 -> qdata of the same shape, scale
@@ -256,6 +259,16 @@ TORCH_LIBRARY(moxie, m) {
   differentiable(
       "_choose_experts(Tensor x, Tensor weight, Tensor? bias, int k, bool sigmoid=False, "
       "bool normalize=True, float scale=1.0) -> (Tensor weights, Tensor ids, Tensor counts)");
+  // _select_experts whose counts are added to load, int64 [E], if that is given. Inside a backward
+  // pass they are not, as in _add_once_.
+  def("_select_experts_once(Tensor logits, Tensor? bias, int k, bool sigmoid, bool normalize, "
+      "float scale, Tensor(a!)? load) -> (Tensor weights, Tensor ids)");
+  // _choose_experts for a layer in eager mode, which costs the host less: as _select_experts_once,
+  // and x is returned for the experts, so that one node adds their gradient of x to the router's.
+  differentiable(
+      "_choose_experts_once(Tensor(a) x, Tensor weight, Tensor? bias, int k, bool sigmoid, "
+      "bool normalize, float scale, Tensor(b!)? load) -> (Tensor weights, Tensor ids, "
+      "Tensor(a) same_x)");
   // The k experts with the largest scores of each token, equal ones by id: scores [T, E] -> ids
   // int32 [T, k].
   def("top_k(Tensor scores, int k) -> Tensor ids");
@@ -355,8 +368,7 @@ TORCH_LIBRARY_IMPL(moxie, Autograd, m) {
 }
 
 // torch's fallback for lazy conjugates and negatives expects an op to return what it wrote. These
-// ops return nothing, so the fallback would write out of bounds; they resolve such inputs
-// themselves.
+// ops do not, so the fallback would write out of bounds; they resolve such inputs themselves.
 TORCH_LIBRARY_IMPL(moxie, Conjugate, m) {
   for (const std::string& op : writing) m.impl(op.c_str(), torch::CppFunction::makeFallthrough());
 }

@@ -385,11 +385,14 @@ class MoE(nn.Module):
             return products.on_whole_tokens(self, x)
         modules: dict[str, Any] = self._modules  # read directly for the same reason as in held()
         router, experts = modules["router"], modules["experts"]
-        tokens = x.reshape(-1, x.shape[-1])  # also of a matrix: it keeps the order in which gradients of x are added
+        # Also of a matrix, unless the router joins gradients: gradients of x then add up in the same order.
+        tokens = x if x.dim() == 2 and router.joins_gradients else x.reshape(-1, x.shape[-1])
         routing = router(tokens)
+        if routing.tokens is not None:
+            tokens = routing.tokens
         # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
-        if router.has_loss:
-            self.loss = routing.loss
+        if routing.losses is not None:
+            self.loss = routing.losses
         offs, slot_of, row_of = moe.route(routing.ids, router.num_experts)
         y = experts(tokens, offs, slot_of=slot_of, row_of=row_of, top_k=router.top_k, weights=Uncast(routing.weights))
         if self.shared is not None:

@@ -21,6 +21,8 @@ class Routing:
     ids: Tensor  # int32 [T, k]
     weights: Tensor  # f32 [T, k]
     losses: Tensor | None = None  # the weighted sum of the router's losses, f32 []; None if it has none
+    # The router's input again, if the router adds the gradient of whatever uses it to its own (Router.joins_gradients).
+    tokens: Tensor | None = None
 
     @property
     def loss(self) -> Tensor:
@@ -80,6 +82,12 @@ class Router(nn.Module):
     def has_loss(self) -> bool:
         return self.balance == "loss" or self.z_loss_weight != 0
 
+    @property
+    def joins_gradients(self) -> bool:
+        """Whether gradients of x are added by the router's node, which costs the host less. torch.compile adds them in its own
+        kernels."""
+        return not self.has_loss and not torch.compiler.is_compiling()
+
     @torch.no_grad()
     def reset_parameters(self) -> None:
         self.gate.reset_parameters()
@@ -91,6 +99,10 @@ class Router(nn.Module):
         weight = held(self._modules["gate"], "weight")
         bias = held(self, "bias") if self.balance == "bias" else None
         sigmoid, normalize, scale = self.score == "sigmoid", self.normalize, self.scale
+        if self.joins_gradients:
+            load = held(self, "load") if self.training else None
+            weights, ids, tokens = _ops._choose_experts_once(x, weight, bias, self.top_k, sigmoid, normalize, scale, load)
+            return Routing(ids, weights, tokens=tokens)
         losses = None
         if self.has_loss:
             logits = moe.gate_logits(x, weight)
@@ -151,8 +163,8 @@ class Router(nn.Module):
 
 
 def held(module: Any, name: str) -> Any:
-    """Returns the parameter or buffer that module.<name> is. nn.Module finds those only after Python has raised an AttributeError,
-    which takes the host 9000 instructions. With a parametrization the name is a property instead."""
+    """Returns the parameter or buffer that module.<name> is. nn.Module finds those only after Python has raised an
+    AttributeError, which takes the host 9000 instructions. With a parametrization the name is a property instead."""
     for of_kind in (module._parameters, module._buffers):
         if name in of_kind:
             return of_kind[name]

@@ -118,6 +118,37 @@ TEST(Select, IsTheReferenceOnEveryBackend) {
   }
 }
 
+TEST(Select, CountsAreOverwrittenAddedToOrLeftAlone) {
+  Random random(2);
+  Problem problem(random, 100, 40, 3);
+  problem.bias.clear();
+  for (const auto& backend : backends_here()) {
+    const auto counts_of = [&](const std::vector<Counts>& calls) {
+      Arena arena(backend.exec.backend);
+      const auto logits = arena.input(problem.logits, {problem.tokens, problem.experts});
+      const auto counts = arena.output<int64_t>({problem.experts});
+      for (const Counts how : calls)
+        select({.logits = logits,
+                .bias = std::nullopt,
+                .weighting = problem.weighting,
+                .ids = arena.output<int32_t>({problem.tokens, problem.k}),
+                .weights = arena.output<float>({problem.tokens, problem.k}),
+                .counts = how == Counts::kNotWanted ? View<int64_t>{} : counts,
+                .how_counts = how},
+               backend.exec);
+      return as<int64_t>(arena.results()[0]);
+    };
+    const auto once = counts_of({Counts::kOverwritten});
+    auto thrice = once;
+    for (int64_t& count : thrice) count *= 3;
+    EXPECT_EQ(counts_of({Counts::kAddedTo, Counts::kOverwritten}), once) << backend.name;
+    EXPECT_EQ(
+        counts_of({Counts::kOverwritten, Counts::kAddedTo, Counts::kNotWanted, Counts::kAddedTo}),
+        thrice)
+        << backend.name;
+  }
+}
+
 // One token with these logits.
 Selected select_one(const Exec& exec, std::vector<float> logits, int64_t k,
                     const Weighting& weighting, std::vector<float> bias = {}) {

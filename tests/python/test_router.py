@@ -61,6 +61,74 @@ def test_a_choice_from_tokens_is_that_from_their_logits(device, dtype, wants):
         assert_same_bytes(got, wanted)
 
 
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float32, torch.float64))
+@pytest.mark.parametrize("used", ("weights", "tokens", "both"))
+@pytest.mark.parametrize("wants", ((True, True), (True, False), (False, True)), ids=str)
+def test_a_choice_that_returns_x_adds_the_gradient_of_it(device, dtype, used, wants):
+    x, weight = torch.randn(33, 48, device=device, dtype=dtype), torch.randn(9, 48, device=device, dtype=dtype)
+    dtokens, load = torch.randn_like(x), torch.arange(9, device=device)
+    dweights = torch.randn(33, 3, device=device).to(torch.promote_types(dtype, torch.float32))
+
+    def run(choose):
+        leaves = [one.clone().requires_grad_(wanted) for one, wanted in zip((x, weight), wants)]
+        weights, ids, tokens, counted = choose(*leaves)
+        ends = [(weights, dweights)] * (used != "tokens") + [(tokens, dtokens)] * (used != "weights")
+        ends = [(end, grad) for end, grad in ends if end.requires_grad]
+        if ends:
+            torch.autograd.backward(*zip(*ends))
+        return [weights.detach(), ids, tokens.detach(), counted, *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+    def once(x, weight):
+        counted = load.clone()
+        weights, ids, tokens = ops._choose_experts_once(x, weight, None, 3, False, True, 1.0, counted)
+        assert tokens.data_ptr() == x.data_ptr() and not ids.requires_grad
+        return weights, ids, tokens, counted
+
+    def apart(x, weight):
+        tokens = x.view(x.shape)
+        weights, ids, counts = ops._choose_experts(tokens, weight, None, 3)
+        return weights, ids, tokens, load + counts
+
+    for got, wanted in zip(run(once), run(apart), strict=True):
+        assert_same_bytes(got, wanted)
+
+
+def test_tokens_are_counted_once_and_not_without_a_load(device):
+    x, weight = torch.randn(5, 16, device=device), torch.randn(4, 16, device=device, requires_grad=True)
+    load = torch.zeros(4, device=device, dtype=torch.int64)
+
+    def choose(x):
+        return ops._choose_experts_once(x, weight, None, 2, False, True, 1.0, load)[0]
+
+    before = load._version
+    torch.utils.checkpoint.checkpoint(choose, x, use_reentrant=False).sum().backward()  # runs forward again in backward
+    assert load.sum() == 10 and load._version == before + 1
+    ops._choose_experts_once(x, weight, None, 2, False, True, 1.0, None)
+    with torch.inference_mode():
+        same = ops._choose_experts_once(x, weight, None, 2, False, True, 1.0, load)[2]
+    assert load.sum() == 20 and torch.equal(same, x)
+
+
+@pytest.mark.parametrize("shared", (None, 32))
+@pytest.mark.parametrize("shape", ((40, 32), (4, 10, 32)), ids=str)
+def test_a_layer_that_joins_gradients_gives_the_same_bytes(device, monkeypatch, shape, shared):
+    layer = moxie.nn.MoE(32, 64, 4, 2, shared_hidden_dim=shared, device=device, dtype=torch.bfloat16)
+    x, dy = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
+
+    def run():
+        layer.zero_grad()
+        layer.router.reset_load_()
+        leaf = x.clone().requires_grad_()
+        tokens = leaf * 1  # not a leaf, so that its gradients add up in the order in which they arrive
+        y = layer(tokens) + tokens
+        y.backward(dy)
+        return [y.detach(), leaf.grad, layer.router.load.clone(), *(parameter.grad for parameter in layer.parameters())]
+
+    joined = run()
+    monkeypatch.setattr(moxie.nn.Router, "joins_gradients", False)
+    assert_same_bytes(run(), joined)
+
+
 def test_the_loss_of_a_router_without_losses_is_zero():
     routing = moxie.nn.Router(16, 4, 2)(torch.randn(5, 16))
     assert routing.loss.item() == 0 and routing.loss.shape == () and not routing.loss.requires_grad
@@ -138,6 +206,10 @@ def test_the_ops_obey_torch(device):
     opcheck(ops._gate_logits_backward.default, (logits, weight, x, torch.bfloat16))
     opcheck(ops._gate_logits_backward.default, (logits, weight, x, None))
     opcheck(ops._gate_logits_backward.default, (logits, weight, None, torch.bfloat16))
+    opcheck(ops._gate_logits_backward.default, (logits, weight, x, torch.bfloat16, torch.randn_like(x)))
+    load = torch.zeros(9, device=device, dtype=torch.int64)
+    opcheck(ops._select_experts_once.default, (logits, bias, 3, True, True, 2.0, load))
+    opcheck(ops._select_experts_once.default, (logits, None, 3, False, True, 1.0, None))
     opcheck(ops._select_experts_backward.default, (weights, logits, ids, True, True, 2.0))
     for bias_or_none in (bias, None):
         opcheck(ops._select_experts.default, (logits, bias_or_none, 3), {"sigmoid": True, "scale": 2.0})
@@ -257,6 +329,21 @@ def test_either_gradient_of_logits_can_be_asked_for_alone(device, needs_x, needs
         (lambda: ops._select_experts(torch.zeros(3, 4), torch.zeros(3), 2), ValueError, "bias must be \\[4\\], got \\[3\\]"),
         (lambda: ops._select_experts(torch.zeros(3, 4).bfloat16(), None, 2), TypeError, "logits must be torch.float32, got .*bf"),
         (lambda: ops._select_experts(torch.zeros(3, 2000), None, 2), ValueError, "there must be 1 to 1024 experts, got 2000"),
+        (
+            lambda: ops._select_experts_once(torch.zeros(3, 4), None, 2, False, True, 1.0, torch.zeros(3, dtype=torch.int64)),
+            ValueError,
+            "select_experts: load must be \\[4\\], got \\[3\\]",
+        ),
+        (
+            lambda: ops._select_experts_once(torch.zeros(3, 4), None, 2, False, True, 1.0, torch.zeros(4)),
+            TypeError,
+            "select_experts: load must be torch.int64, got torch.float32",
+        ),
+        (
+            lambda: ops._gate_logits_backward(torch.zeros(3, 4), torch.zeros(4, 5), None, torch.bfloat16, torch.zeros(3, 5)),
+            TypeError,
+            "gate_logits: the gradient to add must be torch.bfloat16, got torch.float32",
+        ),
         (lambda: ops._split_bf16(torch.zeros(3, 4), [3]), ValueError, "split_bf16: terms must be 0 to 2, got 3"),
         (lambda: ops._split_bf16(torch.zeros(3, 4).bfloat16(), [0]), TypeError, "split_bf16: x must be torch.float32"),
     ],

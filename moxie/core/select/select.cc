@@ -27,7 +27,8 @@ void select(const SelectArgs& args, const Exec& exec) {
   const int64_t experts = args.logits.dim(1);
   if (args.bias) check_shape(kOp, "bias", args.bias->shape, {experts});
   check_shape(kOp, "weights", args.weights.shape, args.ids.shape);
-  check_shape(kOp, "counts", args.counts.shape, {experts});
+  if (args.how_counts != Counts::kNotWanted)
+    check_shape(kOp, "counts", args.counts.shape, {experts});
   dispatch(
       kOp, exec, [&] { ref::select(args); }, [&] { cpu::select(args, exec); },
       [&](auto stream) { cuda::select(args, stream); });

@@ -27,13 +27,17 @@ struct Weighting {
   double scale = 1;       // then multiply
 };
 
+// What happens to counts.
+enum class Counts : uint8_t { kOverwritten, kAddedTo, kNotWanted };
+
 struct SelectArgs {
   View<const float> logits;               // [T, E], E at most kMaxGroups
   std::optional<View<const float>> bias;  // [E]
   Weighting weighting;
   View<int32_t> ids;     // result, [T, k], k <= E and at most kMaxTopK
   View<float> weights;   // result, [T, k]
-  View<int64_t> counts;  // result, [E]: how often an expert is among ids
+  View<int64_t> counts;  // result, [E]: how often an expert is among ids; any, if not wanted
+  Counts how_counts = Counts::kOverwritten;
 };
 void select(const SelectArgs& args, const Exec& exec);
 

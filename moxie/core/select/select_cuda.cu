@@ -20,7 +20,7 @@ struct SelectParams {
   const float *logits, *bias;
   int32_t* ids;
   float* weights;
-  int64_t* counts;
+  int64_t* counts;  // nullptr: not wanted
   Weighting weighting;
   int64_t tokens;
   int32_t experts, k;
@@ -159,6 +159,7 @@ __global__ __launch_bounds__(kThreads) void select_kernel(const __grid_constant_
   const int64_t last = min<int64_t>(first + kTokensOfWarp, p.tokens);
   for (int64_t token = first; token < last; ++token) select_token<kValues>(p, token, counts);
   __syncthreads();
+  if (!p.counts) return;
   // CTAs may add in any order, because integer sums do not depend on it.
   for (int32_t e = threadIdx.x; e < p.experts; e += kThreads)
     if (counts[e] != 0)
@@ -234,18 +235,20 @@ void with_values(int64_t experts, const Run& run) {
 }  // namespace
 
 void select(const SelectArgs& args, void* stream) {
+  const bool counts = args.how_counts != Counts::kNotWanted;
   const SelectParams params{.logits = args.logits.data,
                             .bias = args.bias ? args.bias->data : nullptr,
                             .ids = args.ids.data,
                             .weights = args.weights.data,
-                            .counts = args.counts.data,
+                            .counts = counts ? args.counts.data : nullptr,
                             .weighting = args.weighting,
                             .tokens = args.logits.dim(0),
                             .experts = static_cast<int32_t>(args.logits.dim(1)),
                             .k = static_cast<int32_t>(args.ids.dim(1))};
   const Launch how{"select_experts", stream,
                    ceil_div<int64_t>(params.tokens, kWarps * kTokensOfWarp)};
-  zero_async(how, params.counts, params.experts * static_cast<int64_t>(sizeof(int64_t)));
+  if (args.how_counts == Counts::kOverwritten)
+    zero_async(how, params.counts, params.experts * static_cast<int64_t>(sizeof(int64_t)));
   with_values(params.experts,
               [&](auto values) { launch(how, select_kernel<values.value>, params); });
 }

@@ -83,6 +83,10 @@ void differentiate(const SelectBackwardArgs& args, int64_t token) {
   }
 }
 
+void begin_counts(const SelectArgs& args) {
+  if (args.how_counts == Counts::kOverwritten) std::fill_n(args.counts.data, args.logits.dim(1), 0);
+}
+
 // Tokens per range of work: about 100 microseconds of exponentials, enough to pay for a thread.
 int64_t grain_of(int64_t experts) { return max<int64_t>(8192 / experts, 1); }
 
@@ -93,7 +97,8 @@ namespace ref {
 void select(const SelectArgs& args) {
   const KernelScope scope;
   const int64_t experts = args.logits.dim(1), k = args.ids.dim(1);
-  std::fill_n(args.counts.data, experts, 0);
+  const bool counts = args.how_counts != Counts::kNotWanted;
+  begin_counts(args);
   TokenScores token(experts);
   std::vector<int32_t> order(experts);
   for (int64_t t = 0; t < args.logits.dim(0); ++t) {
@@ -103,7 +108,7 @@ void select(const SelectArgs& args) {
       return ranks_before(token.ranked[a], a, token.ranked[b], b);
     });
     std::copy_n(order.begin(), k, args.ids.data + t * k);
-    for (int64_t j = 0; j < k; ++j) ++args.counts.data[order[j]];
+    for (int64_t j = 0; counts && j < k; ++j) ++args.counts.data[order[j]];
     token.weigh(args, t);
   }
 }
@@ -119,7 +124,7 @@ namespace cpu {
 
 void select(const SelectArgs& args, const Exec& exec) {
   const int64_t experts = args.logits.dim(1), k = args.ids.dim(1);
-  std::fill_n(args.counts.data, experts, 0);
+  begin_counts(args);
   parallel_for(exec, args.logits.dim(0), grain_of(experts), [&](int64_t begin, int64_t end) {
     TokenScores token(experts);
     std::vector<int64_t> counts(experts);
@@ -130,6 +135,7 @@ void select(const SelectArgs& args, const Exec& exec) {
       for (int64_t j = 0; j < k; ++j) ++counts[ids[j]];
       token.weigh(args, t);
     }
+    if (args.how_counts == Counts::kNotWanted) return;
     // Threads may add in any order, because integer sums do not depend on it.
     for (int64_t e = 0; e < experts; ++e)
       if (counts[e] != 0) std::atomic_ref(args.counts.data[e]) += counts[e];
