@@ -13,26 +13,38 @@ std::string dtype_name(at::ScalarType dtype) {
 
 namespace {
 
-// Compares sizes. While torch.compile traces, expect_true() makes this a guard, or a run-time
-// assertion for a size that is not known; in eager mode it is a plain comparison.
-bool same(const c10::SymInt& a, const c10::SymInt& b) {
-  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
-}
-
 bool has_shape(const Tensor& tensor, const SymShape& shape) {
-  bool equal = tensor.dim() == shape.dims;
-  for (int i = 0; equal && i < shape.dims; ++i) equal = same(tensor.sym_size(i), shape[i]);
+  const auto sizes = tensor.sym_sizes();
+  bool equal = static_cast<int64_t>(sizes.size()) == shape.dims;
+  for (int i = 0; equal && i < shape.dims; ++i) equal = same(sizes[i], shape[i]);
   return equal;
 }
 
-template <class Int, class Size>
-BasicShape<Int> shape_from(const Tensor& tensor, Size&& size) {
-  switch (tensor.dim()) {
-    case 1: return {size(0)};
-    case 2: return {size(0), size(1)};
-    case 3: return {size(0), size(1), size(2)};
-    default: TORCH_CHECK_VALUE(false, "expected 1 to 3 dims, got ", tensor.dim());
+template <class Int>
+BasicShape<Int> shape_from(c10::ArrayRef<Int> size) {
+  switch (size.size()) {
+    case 1: return {size[0]};
+    case 2: return {size[0], size[1]};
+    case 3: return {size[0], size[1], size[2]};
+    default: TORCH_CHECK_VALUE(false, "expected 1 to 3 dims, got ", size.size());
   }
+}
+
+std::optional<Shape> known(const SymShape& shape) {
+  Shape known;
+  known.dims = shape.dims;
+  for (int i = 0; i < 3; ++i) {
+    const auto size = shape[i].maybe_as_int();
+    if (!size) return std::nullopt;
+    known.size[i] = *size;
+  }
+  return known;
+}
+
+SymShape symbolic(const Shape& shape) {
+  SymShape symbolic(shape[0], shape[1], shape[2]);
+  symbolic.dims = shape.dims;
+  return symbolic;
 }
 
 std::string text(const SymShape& shape) {
@@ -158,8 +170,17 @@ void check_block(const char* op, Form form, Block block, const OptionalTensor& o
   check_operand_block(op, form, block, panels);
 }
 
-SymShape sym_shape(const Tensor& tensor) {
-  return shape_from<c10::SymInt>(tensor, [&](int i) { return tensor.sym_size(i); });
+SymShape sym_shape(const Tensor& tensor) { return shape_from(tensor.sym_sizes()); }
+
+OperandShape<c10::SymInt> operand_shape(const SymShape& x,
+                                        const std::optional<c10::SymInt>& num_groups, Form form,
+                                        Block block, ScaleLayout layout) {
+  const auto shape = known(x);
+  const auto groups = num_groups ? num_groups->maybe_as_int() : std::nullopt;
+  if (!shape || groups.has_value() != num_groups.has_value())
+    return moxie::operand_shape(x, num_groups, form, block, layout);
+  const auto of = moxie::operand_shape(*shape, groups, form, block, layout);
+  return {symbolic(of.qdata), symbolic(of.scale)};
 }
 
 std::optional<c10::SymInt> num_groups(const OptionalTensor& offs) {
@@ -263,9 +284,7 @@ Tensor aligned(const Tensor& tensor, size_t bytes) {
   return as_is.clone();
 }
 
-Shape shape_of(const Tensor& tensor) {
-  return shape_from<int64_t>(tensor, [&](int i) { return tensor.size(i); });
-}
+Shape shape_of(const Tensor& tensor) { return shape_from(tensor.sizes()); }
 
 void check_memory(const Tensor& tensor) {
   if (tensor.numel() == 0 || tensor.storage().nbytes() > 0) return;

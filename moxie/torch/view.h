@@ -14,6 +14,7 @@
 
 #include "moxie/core/base/check.h"
 #include "moxie/core/layout/check_args.h"
+#include "moxie/core/layout/shape.h"
 #include "moxie/torch/recipe.h"
 
 namespace moxie::ops {
@@ -77,7 +78,19 @@ void check_offs(const char* op, const OptionalTensor& offs, const Tensor& x);
 // The part of the core's check_operand_block() that needs no sizes, which are symbolic here.
 void check_block(const char* op, Form form, Block block, const OptionalTensor& offs);
 
+// Compares sizes. While torch.compile traces, this makes a guard, or a run-time assertion for a
+// size that is not known.
+inline bool same(const c10::SymInt& a, const c10::SymInt& b) {
+  const auto x = a.maybe_as_int(), y = b.maybe_as_int();
+  return x && y ? *x == *y : a.sym_eq(b).expect_true(__FILE__, __LINE__);
+}
+
 SymShape sym_shape(const Tensor& tensor);  // of up to three dims
+// The core's operand_shape(). Sizes that are known, as in eager mode, are computed as plain
+// integers: a third of the instructions.
+OperandShape<c10::SymInt> operand_shape(const SymShape& x,
+                                        const std::optional<c10::SymInt>& num_groups, Form form,
+                                        Block block, ScaleLayout layout);
 std::optional<c10::SymInt> num_groups(const OptionalTensor& offs);
 Form parse_form(std::string_view text, std::string_view op);
 at::ScalarType high_precision(std::optional<at::ScalarType> dtype, const char* op);

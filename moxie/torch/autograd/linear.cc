@@ -6,10 +6,6 @@
 namespace moxie::ops {
 namespace {
 
-bool same(const c10::SymInt& a, const c10::SymInt& b) {
-  return a.sym_eq(b).expect_true(__FILE__, __LINE__);
-}
-
 // Whether w is a transposed view: its matrices are stored as [in, out].
 bool is_transposed(const Tensor& w) { return w.dim() == 3 && w.mT().is_contiguous(); }
 

@@ -158,10 +158,6 @@ void check_operand(const OperandCheck& args, const Recipe& recipe, const Optiona
     check_shape({op, scale_name, *scale}, expected.scale);
 }
 
-bool same(const c10::SymInt& x, const c10::SymInt& y) {
-  return x.sym_eq(y).expect_true(__FILE__, __LINE__);
-}
-
 void check_sizes(const Request& request, const Natural& shapes, const Recipe& recipe) {
   const auto& [a, b, w] = shapes;
   const char* op = request.op;

@@ -167,7 +167,8 @@ std::vector<Tensor> gate_logits_backward_op(const Tensor& dlogits, const Tensor&
     if (x) {
       check_shape({kOp, "x", *x}, {dlogits.sym_size(0), weight.sym_size(1)});
       check_device({kOp, "x", *x}, dlogits);
-      TORCH_CHECK_TYPE(!x_dtype || *x_dtype == x->scalar_type(), kOp, ": x_dtype must be that of x");
+      TORCH_CHECK_TYPE(!x_dtype || *x_dtype == x->scalar_type(), kOp,
+                       ": x_dtype must be that of x");
       results.push_back({"dweight", weight.scalar_type(), sym_shape(weight)});
     }
     if (add) {
