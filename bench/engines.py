@@ -85,8 +85,8 @@ def bytes_of_kernels(shape: Shape, recipe: str, wire: str) -> dict[str, tuple[in
     block = int(moxie.Recipe.from_name(recipe).activations.partition("x")[2]) if wire == "fp8" else 0
     row = dim + -(-dim // block) if wire == "fp8" else 2 * dim
     return {
-        # The tokens that are kept; rows of x twice, in forward and backward, and of dy once.
-        "gather_kernel": (4, 2 * tokens * row + 3 * (tokens + rows) * row),
+        # The tokens that are kept; rows of x in forward, and of dy.
+        "gather_kernel": (3, 2 * tokens * row + 2 * (tokens + rows) * row),
         "combine_kernel": (2, 2 * (rows + tokens) * 2 * dim),  # y and dx
     }
 

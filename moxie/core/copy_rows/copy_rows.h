@@ -2,6 +2,7 @@
 // parallelism (layout/wire.h), or at rows that an index names.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -26,6 +27,17 @@ struct RowsIn {
   std::vector<RowRun> runs = {{}};                          // by rising `first`
   std::optional<View<const int64_t>> index = std::nullopt;  // [rows]: which row of the buffer
 };
+
+// The byte at which row r begins; -1 if it is in no run. For the host, if an index is there.
+template <class T>
+int64_t begin_of(const RowsIn<T>& rows, int64_t r) {
+  const int64_t row = rows.index ? rows.index->data[r] : r;
+  const auto after = std::upper_bound(rows.runs.begin(), rows.runs.end(), row,
+                                      [](int64_t at, const RowRun& run) { return at < run.first; });
+  if (after == rows.runs.begin()) return -1;
+  const RowRun& run = *(after - 1);
+  return run.begin + (row - run.first) * rows.stride;
+}
 
 // Row r of `from` goes to row r of `to`: its first `width` bytes. Rows of `to` must not overlap.
 struct CopyRowsArgs {

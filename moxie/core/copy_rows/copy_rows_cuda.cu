@@ -1,40 +1,16 @@
-#include <algorithm>
-#include <limits>
-
 #include "moxie/core/copy_rows/backends.h"
 #include "moxie/core/copy_rows/copy_row.cuh"
+#include "moxie/core/copy_rows/row_side.cuh"
 
 namespace moxie::cuda {
 namespace {
 
-// Runs and copies that one launch knows: together they fill the 4 KB of parameters that every
-// kernel may have. Messages to more ranks take several launches.
-constexpr int kMostRuns = 24;
+// Copies that one launch knows: with their runs they fill the 4 KB of parameters that every kernel
+// may have.
 constexpr int kMostCopies = 4;  // data, scales, padding and pairs
 
-struct Side {
-  std::byte* data;
-  int64_t bytes, stride;
-  const int64_t* index;  // or nullptr
-  int runs = 0;
-  int64_t end = 0;  // rows from here on are not of these runs
-  RowRun run[kMostRuns] = {};
-
-  // The byte at which row r begins; -1 if it is in no run.
-  __device__ int64_t begin_of(int64_t r) const {
-    const int64_t row = index ? index[r] : r;
-    if (row < run[0].first || row >= end) return -1;
-    int low = 0, high = runs;
-    while (high - low > 1) {
-      const int middle = (low + high) / 2;
-      (run[middle].first <= row ? low : high) = middle;
-    }
-    return run[low].begin + (row - run[low].first) * stride;
-  }
-};
-
 struct Copy {
-  Side from, to;
+  RowSide from, to;
   int64_t rows, width;
   uint64_t alignment;  // of the buffers and the width, as copy_row() takes it
   int64_t first_cta;
@@ -81,20 +57,6 @@ int lanes_of(int64_t width, uint64_t alignment) {
   return pieces == 1 ? 1 : pieces <= kSomeLanes ? kSomeLanes : kWarp;
 }
 
-// The side with the runs from `first` on, as many as a launch knows.
-template <class T>
-Side side_of(const RowsIn<T>& rows, size_t first) {
-  Side side{.data = const_cast<std::byte*>(rows.buffer.data),
-            .bytes = rows.buffer.dim(0),
-            .stride = rows.stride,
-            .index = rows.index ? rows.index->data : nullptr};
-  const size_t end = min(first + kMostRuns, rows.runs.size());
-  side.runs = static_cast<int>(end - first);
-  side.end = end < rows.runs.size() ? rows.runs[end].first : std::numeric_limits<int64_t>::max();
-  std::copy(rows.runs.begin() + first, rows.runs.begin() + end, side.run);
-  return side;
-}
-
 }  // namespace
 
 void copy_rows(const std::vector<CopyRowsArgs>& all, void* stream) {
@@ -110,8 +72,8 @@ void copy_rows(const std::vector<CopyRowsArgs>& all, void* stream) {
     const int lanes = lanes_of(args.width, alignment);
     for (size_t from = 0; from < args.from.runs.size(); from += kMostRuns)
       for (size_t to = 0; to < args.to.runs.size(); to += kMostRuns) {
-        params.copy[params.copies++] = {.from = side_of(args.from, from),
-                                        .to = side_of(args.to, to),
+        params.copy[params.copies++] = {.from = row_side(args.from, from),
+                                        .to = row_side(args.to, to),
                                         .rows = args.rows,
                                         .width = args.width,
                                         .alignment = alignment,

@@ -13,6 +13,7 @@ void requantize(const RequantizeArgs& args, const Panels& panels, const Exec& ex
 }
 namespace cuda {
 void requantize(const RequantizeArgs& args, const Panels& panels, void* stream);
-}
+bool can_gather(const RequantizeArgs& args);
+}  // namespace cuda
 
 }  // namespace moxie

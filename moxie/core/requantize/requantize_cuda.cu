@@ -1,8 +1,10 @@
 // FP8 to FP8: one byte in and one byte out per element, so instruction count is the bottleneck.
 // Tiles are loaded by TMA, two ahead, and stored by TMA, so that threads do not wait for memory. A
 // warp has 32 rows x 64 columns: an amax over 32 rows needs no shared memory, and 16 bytes of the
-// transposed tile stay together. If rows are not multiples of 16 bytes, or the GPU has no TMA, the
-// quantizer's kernel (quantize_kernel.cuh) runs instead.
+// transposed tile stay together. Rows that lie apart are copied by threads (cp.async) in place of
+// TMA. If rows are not multiples of 16 bytes, or the GPU has no TMA, the quantizer's kernel
+// (quantize_kernel.cuh) runs instead.
+#include <bit>
 #include <limits>
 
 #include "moxie/core/base/device.h"
@@ -95,9 +97,11 @@ static_assert(sides_are<1, 32, 128>());
                    static_cast<int32_t>(at.panel.begin + at.row), ptx::keep_in_l2());
 }
 
-// Processes a run of tiles, of which the caller has issued the first kStages loads. kWide: colwise
-// blocks have 32 or more columns; else one.
-template <bool kWide>
+enum class Rows { kTogether, kApart };
+
+// Processes a run of tiles, of which the caller has issued the first kStages loads, if rows lie
+// together. kWide: colwise blocks have 32 or more columns; else one.
+template <bool kWide, Rows kRows>
 __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
                                int64_t col, int tiles) {
   const int rows = clip(at.panel.rows - at.row, kTileRows);
@@ -106,11 +110,22 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
     load_swizzled_codes(p, s, at, col, cols, rows);
   else
     load_plain_codes(p, s, at, col, cols, rows);
+  if constexpr (kRows == Rows::kApart) find_rows(p, s, at, rows);
   TileOut out = tile_out(p.colwise, s.colwise, at, p.panels, col);
   __syncthreads();
+  const auto stage = [&](int index) {
+    if (index < tiles) stage_fragment(s, col, cols, index, rows);
+    __pipeline_commit();
+  };
+  if constexpr (kRows == Rows::kApart)
+#pragma unroll
+    for (int i = 0; i < kStages; ++i) stage(i);
 #pragma unroll 1
   for (int index = 0; index < tiles; ++index) {
-    ptx::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
+    if constexpr (kRows == Rows::kApart)
+      __pipeline_wait_prior(kStages - 1);
+    else
+      ptx::mbarrier_wait(&s.arrived[index % kStages], index / kStages % 2);
     out.outer = min(cols - index * kTileCols, kTileCols);
     Fragment<e4m3> fragment;
     load_fragment(s, index % kStages, index, rows, fragment);
@@ -123,7 +138,10 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
       amax_over_columns(s, p.colwise.block, amax);
     // After the barrier in amax_over_*(), all threads have read this stage, so it can be refilled,
     // and TMA has read the previous transposed tile, so s.tile can be overwritten.
-    if (threadIdx.x == 0 && index + kStages < tiles) load_tile(p, s, at, col, index + kStages);
+    if constexpr (kRows == Rows::kApart)
+      stage(index + kStages);
+    else if (threadIdx.x == 0 && index + kStages < tiles)
+      load_tile(p, s, at, col, index + kStages);
     const Scales<bf16> factors(amax, p.choice);
     if (lane_index() < kWarpFragments)
       *reinterpret_cast<uint2*>(&s.col_code[warp_index() / 2][my_col()]) =
@@ -141,7 +159,7 @@ __device__ void requantize_run(const RequantizeParams& p, RequantizeStorage& s, 
   if (threadIdx.x == 0) ptx::bulk_wait_group_read<0>();
 }
 
-template <bool kWide>
+template <bool kWide, Rows kRows>
 __device__ void requantize_tiles(const RequantizeParams& p) {
   extern __shared__ __align__(alignof(RequantizeStorage)) unsigned char aligned_bytes[];
   auto& s = *reinterpret_cast<RequantizeStorage*>(aligned_bytes);
@@ -154,7 +172,7 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   if (threadIdx.x == 0) {
     // Prefetches to L2 while the first wave of CTAs searches for rows. The address is a guess that
     // ignores offs.
-    if (work < p.ctas_at_once)
+    if (kRows == Rows::kTogether && work < p.ctas_at_once)
       for (uint32_t i = 0; i < min(length, uint32_t{kStages}); ++i)
         ptx::tma_prefetch_2d(&p.qdata, static_cast<int32_t>(col + i * kTileCols),
                              static_cast<int32_t>(tile * kTileRows));
@@ -164,7 +182,7 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
   const RowTile& at = find_row_tile(p.panels, p.alignment, tile, s.search);
   const int64_t col_tiles = ceil_div<int64_t>(p.panels.cols - col, kTileCols);
   const int tiles = static_cast<int>(min<int64_t>(col_tiles, length));
-  if (threadIdx.x == 0 && !at.tail)
+  if (kRows == Rows::kTogether && threadIdx.x == 0 && !at.tail)
     for (int i = 0; i < min(tiles, kStages); ++i) load_tile(p, s, at, col, i);
   if (threadIdx.x == kWarp) {
     s.colwise = place_of(p.panels, at.panel, Form::kColwise, p.colwise.block, p.colwise.layout);
@@ -175,7 +193,7 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
     s.rowwise = place_of(p.panels, at.panel, Form::kRowwise, p.block, p.layout);
   __syncthreads();
   if (!at.tail) {
-    requantize_run<kWide>(p, s, at, col, tiles);
+    requantize_run<kWide, kRows>(p, s, at, col, tiles);
     return;
   }
   Panels mine = p.panels;
@@ -188,33 +206,46 @@ __device__ void requantize_tiles(const RequantizeParams& p) {
 }
 
 // Empty, and never launched, on GPUs without TMA.
-template <bool kWide>
+template <bool kWide, Rows kRows>
 __global__ __launch_bounds__(kThreads, kCtas) void requantize_kernel(
     const __grid_constant__ RequantizeParams p) {
-  if constexpr (ptx::kHasTma) requantize_tiles<kWide>(p);
+  if constexpr (ptx::kHasTma) requantize_tiles<kWide, kRows>(p);
 }
 
-}  // namespace
+template <Rows kRows>
+auto kernel_for(const RequantizeArgs& args) {
+  return args.colwise.block.cols > 1 ? requantize_kernel<true, kRows>
+                                     : requantize_kernel<false, kRows>;
+}
 
-void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
+// Whether the kernel with TMA takes these arguments; the quantizer's takes all.
+bool takes(const RequantizeArgs& args, const Panels& panels) {
   const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
-  const auto source =
-      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.from_layout, panels);
   const bool wide_scales = args.from_layout == ScaleLayout::kPlain ||
                            are_rows_aligned(args.scale.data, 0, sizeof(uint4));
   const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
                 lines = panels.weights ? panels.count * panels.cols : panels.cols;
   // TMA coordinates are int32; the margin covers a run that ends past the tensor.
   constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kRun * kTileCols;
-  const auto kernel =
-      args.colwise.block.cols > 1 ? requantize_kernel<true> : requantize_kernel<false>;
-  if (!ptx::has_tma("requantize", kernel) ||
-      !are_rows_aligned(args.qdata.data, panels.cols, kColwisePiece) || !are_forms_aligned(forms) ||
-      !wide_scales || rows > kMost || panels.cols > kMost || depth > kMost || lines > kMost ||
-      rows == 0 || panels.cols == 0) {
+  const void* const qdata = args.apart ? nullptr : args.qdata.data;
+  return ptx::has_tma("requantize", requantize_kernel<true, Rows::kTogether>) &&
+         are_rows_aligned(static_cast<const e4m3*>(qdata), panels.cols, kColwisePiece) &&
+         are_forms_aligned(forms) && wide_scales && rows <= kMost && panels.cols <= kMost &&
+         depth <= kMost && lines <= kMost && rows > 0 && panels.cols > 0;
+}
+
+}  // namespace
+
+void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) {
+  const auto source =
+      rowwise_source<false>(args.qdata.data, args.scale.data, args.block, args.from_layout, panels);
+  if (!takes(args, panels)) {
+    const QuantizeForms forms{.offs = args.offs, .colwise = args.colwise, .rule = args.rule};
     launch_quantize("requantize", forms, panels, source, stream);
     return;
   }
+  const int64_t rows = panels.total_rows(), depth = args.colwise.qdata.dim(-1),
+                lines = panels.weights ? panels.count * panels.cols : panels.cols;
   const int64_t alignment = args.colwise.block.rows;
   const int64_t row_tiles = num_row_tiles(panels, alignment, panels.rows);
   const int64_t col_tiles = ceil_div<int64_t>(panels.cols, kTileCols);
@@ -230,12 +261,8 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
   const Ending ending =
       Ending::of(row_tiles, likely_row_tiles(panels, alignment), col_tiles, ctas_at_once / 2);
   const auto width = static_cast<uint64_t>(panels.cols), k = static_cast<uint64_t>(depth);
-  const RequantizeParams params{
-      .qdata = ptx::make_tensor_map<2>({.data = args.qdata.data,
-                                        .size = {width, static_cast<uint64_t>(rows)},
-                                        .stride = {width},
-                                        .box = {kTileCols, kTileRows},
-                                        .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE}),
+  RequantizeParams params{
+      .qdata = {},
       .transposed =
           ptx::make_tensor_map<3>({.data = args.colwise.qdata.data,
                                    .size = {k, static_cast<uint64_t>(lines / kFragment), kFragment},
@@ -253,12 +280,32 @@ void requantize(const RequantizeArgs& args, const Panels& panels, void* stream) 
       .row_tiles = row_tiles,
       .runs = {.count = static_cast<uint32_t>(num_runs), .length = static_cast<uint32_t>(run)},
       .ending = ending,
-      .ctas_at_once = static_cast<uint32_t>(ctas_at_once)};
+      .ctas_at_once = static_cast<uint32_t>(ctas_at_once),
+      .apart = {}};
+  if (args.apart) {
+    params.apart = row_side(*args.apart, 0);
+  } else {
+    params.qdata = ptx::make_tensor_map<2>({.data = args.qdata.data,
+                                            .size = {width, static_cast<uint64_t>(rows)},
+                                            .stride = {width},
+                                            .box = {kTileCols, kTileRows},
+                                            .swizzle = CU_TENSOR_MAP_SWIZZLE_NONE});
+  }
   launch({.op = "requantize",
           .stream = stream,
           .work = ending.work(row_tiles, num_runs, col_tiles),
           .shared_bytes = static_cast<int>(sizeof(RequantizeStorage))},
-         kernel, params);
+         args.apart ? kernel_for<Rows::kApart>(args) : kernel_for<Rows::kTogether>(args), params);
+}
+
+bool can_gather(const RequantizeArgs& args) {
+  if (!args.apart) return false;
+  const Panels panels = make_panels("requantize", args.qdata.shape, args.offs, Backend::kCuda);
+  const auto& [buffer, stride, runs, index] = *args.apart;
+  auto addresses = std::bit_cast<uint64_t>(buffer.data) | static_cast<uint64_t>(stride);
+  for (const RowRun& run : runs) addresses |= static_cast<uint64_t>(run.begin);
+  return !panels.weights && takes(args, panels) && runs.size() <= kMostRuns &&
+         buffer.dim(0) >= panels.cols && addresses % sizeof(uint2) == 0;
 }
 
 }  // namespace moxie::cuda

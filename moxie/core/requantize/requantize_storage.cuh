@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_pipeline.h>
 
+#include "moxie/core/copy_rows/row_side.cuh"
 #include "moxie/core/quantize/quantize_kernel.cuh"
 #include "moxie/core/tile/group_search.cuh"
 #include "moxie/core/tile/raster.cuh"
@@ -71,6 +73,7 @@ struct RequantizeParams {
   Runs runs;
   Ending ending;
   uint32_t ctas_at_once;
+  RowSide apart;  // rows that do not lie together
 };
 
 struct RequantizeStorage {
@@ -84,7 +87,8 @@ struct RequantizeStorage {
   alignas(16) uint8_t row_code[kTileRows][kRunBlocks + 4];
   alignas(8) uint64_t arrived[kStages];
   Place rowwise, colwise;
-  int32_t x, y;  // the panel's coordinates in the transposed tensor map
+  int32_t x, y;                     // the panel's coordinates in the transposed tensor map
+  const std::byte* row[kTileRows];  // rows that lie apart
   RowTileSearch search;
 };
 static_assert(sizeof(RequantizeStorage) <= ptx::kLeastShared);
@@ -152,6 +156,33 @@ __device__ inline void load_swizzled_codes(const RequantizeParams& p, Requantize
   }
 }
 static_assert(kWarps >= kRun && kTileRows / 4 == kWarp && kColBlocks == kScaleTileCols);
+
+// Where the rows of the tile are, if they lie apart. A row outside the buffer counts as the bytes
+// at its begin.
+__device__ inline void find_rows(const RequantizeParams& p, RequantizeStorage& s, const RowTile& at,
+                                 int rows) {
+  const int row = static_cast<int>(threadIdx.x);
+  if (row >= rows) return;
+  const int64_t begin = p.apart.begin_of(at.panel.begin + at.row + row);
+  s.row[row] = p.apart.data + (begin <= p.apart.bytes - p.panels.cols ? max<int64_t>(begin, 0) : 0);
+}
+
+// Starts to copy this thread's fragment of a tile whose rows lie apart. Each thread reads only what
+// it copied itself, so that this needs no barrier.
+__device__ inline void stage_fragment(RequantizeStorage& s, int64_t col, int cols, int index,
+                                      int rows) {
+  const int left = min(rows - my_row(), kFragment);
+  const bool inside = index * kTileCols + my_col() < cols;
+#pragma unroll
+  for (int i = 0; i < kFragment; ++i) {
+    uint8_t* const to = &s.stage[index % kStages].byte[my_row() + i][my_col()];
+    if (i < left && inside)
+      __pipeline_memcpy_async(to, s.row[my_row() + i] + col + index * kTileCols + my_col(),
+                              sizeof(uint2));
+    else
+      *reinterpret_cast<uint2*>(to) = {};
+  }
+}
 
 // Loads this thread's fragment of tile `index` of the run.
 __device__ inline void load_fragment(RequantizeStorage& s, int stage, int index, int rows,

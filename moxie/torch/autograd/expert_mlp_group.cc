@@ -144,8 +144,17 @@ class GroupPath final : public TokenPath {
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
-    const Quantized rows = rows_of(received_, places(), pairs_.token_of);
-    return forms_of_received({plan, offs_, Role::kX, Need::kColwise}, rows);
+    const FormsWanted wanted{plan, offs_, Role::kX, Need::kColwise};
+    const TokenFormat& format = received_.format;
+    if (format.scale_columns > 0) {
+      const auto apart = [&](int64_t column) {
+        return rows_apart(received_, places(), pairs_.token_of, column);
+      };
+      if (const auto made = colwise_of_received(
+              wanted, {apart(0), apart(format.data_bytes()), format.columns, format.scale_columns}))
+        return {{}, *made};
+    }
+    return forms_of_received(wanted, rows_of(received_, places(), pairs_.token_of));
   }
 
   Grads grads_from_experts(const Grads& of_rows, const Needs& own) const override {

@@ -153,8 +153,15 @@ class SymmetricPath final : public TokenPath {
   }
 
   QuantizedForms x_again(const Plan& plan, at::ScalarType /*rows_dtype*/) const override {
-    return forms_of_received({plan, offs_, Role::kX, Need::kColwise},
-                             args_.symmetric.rows_of(x_, places_, pairs_.token));
+    const FormsWanted wanted{plan, offs_, Role::kX, Need::kColwise};
+    if (x_.scale) {
+      const Tensor index = pairs_.token.to(at::kLong);
+      if (const auto made = colwise_of_received(
+              wanted, {rows_of_matrix(x_.data, index), rows_of_matrix(*x_.scale, index),
+                       x_.data.size(1), x_.scale->size(1)}))
+        return {{}, *made};
+    }
+    return forms_of_received(wanted, args_.symmetric.rows_of(x_, places_, pairs_.token));
   }
 
   Grads grads_from_experts(const Grads& of_rows, const Needs& own) const override {

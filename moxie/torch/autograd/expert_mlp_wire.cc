@@ -1,6 +1,9 @@
 #include "moxie/torch/autograd/expert_mlp_wire.h"
 
+#include <ATen/ops/empty.h>
+
 #include "moxie/torch/ops.h"
+#include "moxie/torch/ops/requantize.h"
 
 namespace moxie::ops::mlp {
 namespace {
@@ -12,15 +15,18 @@ Quantized rowwise_of_received(const Plan& plan, const Quantized& rows, const Opt
                                          rows.data.sym_size(1), pack(spec))};
 }
 
-Quantized colwise_of_received(const Plan& plan, Role role, const Quantized& rows,
-                              const OptionalTensor& offs) {
+RequantizeSpec requantize_spec(const Plan& plan, Role role) {
   const Recipe& recipe = plan.recipe;
-  const RequantizeSpec spec{.block = recipe.activations,
-                            .from_layout = ScaleLayout::kPlain,
-                            .colwise = role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy,
-                            .rule = recipe.rule,
-                            .layout = plan.layout};
-  const auto made = packed::requantize(rows.data, *rows.scale, offs, pack(spec));
+  return {.block = recipe.activations,
+          .from_layout = ScaleLayout::kPlain,
+          .colwise = role == Role::kX ? recipe.wgrad_x : recipe.wgrad_dy,
+          .rule = recipe.rule,
+          .layout = plan.layout};
+}
+
+Quantized colwise_of_rows(const FormsWanted& wanted, const Quantized& rows) {
+  const auto made = packed::requantize(rows.data, *rows.scale, wanted.offs,
+                                       pack(requantize_spec(wanted.plan, wanted.role)));
   return {made[0], made[1]};
 }
 
@@ -48,13 +54,22 @@ Quantized for_wire(const Plan& plan, Wire wire, Role role, const Tensor& tokens)
   return {made[0], made[1]};
 }
 
+std::optional<Quantized> colwise_of_received(const FormsWanted& wanted, const ReceivedRows& rows) {
+  const Tensor& index = *rows.data.index;
+  if (index.is_cpu()) return std::nullopt;
+  const Tensor scale =
+      at::empty({index.size(0), rows.scale_columns}, index.options().dtype(at::kFloat8_e8m0fnu));
+  copy_rows({{index.size(0), rows.scale_columns, rows.scale, rows_of_matrix(scale)}});
+  return requantize_apart({const_rows_in(rows.data), index.size(0), rows.columns, scale},
+                          wanted.offs, requantize_spec(wanted.plan, wanted.role));
+}
+
 QuantizedForms forms_of_received(const FormsWanted& wanted, const Quantized& rows) {
   if (!rows.scale) return quantize_tokens(wanted, rows.data);
   QuantizedForms forms;
   if (wanted.need != Need::kColwise)
     forms.rowwise = rowwise_of_received(wanted.plan, rows, wanted.offs);
-  if (wanted.need != Need::kRowwise)
-    forms.colwise = colwise_of_received(wanted.plan, wanted.role, rows, wanted.offs);
+  if (wanted.need != Need::kRowwise) forms.colwise = colwise_of_rows(wanted, rows);
   return forms;
 }
 

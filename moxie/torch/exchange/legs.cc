@@ -77,14 +77,12 @@ ReceivedPairs receive_pairs(const ReceivedTokens& x, const Tensor& counts, Place
 
 Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token) {
   const TokenFormat& format = tokens.format;
-  const Messages in = messages_of(places.in, format, tokens.pair_bytes);
   const int64_t rows = row_token.size(0);
   std::vector<RowCopy> copies;
   const auto read = [&](at::ScalarType dtype, int64_t columns, int64_t bytes, int64_t column) {
     const Tensor made = at::empty({rows, columns}, tokens.messages.options().dtype(dtype));
-    RowPlaces from = in.rows_in(tokens.messages, column);
-    from.index = row_token;
-    copies.push_back({rows, bytes, from, rows_of_matrix(made)});
+    copies.push_back(
+        {rows, bytes, rows_apart(tokens, places, row_token, column), rows_of_matrix(made)});
     return made;
   };
   Quantized made{read(format.data, format.columns, format.data_bytes(), 0), {}};
@@ -95,24 +93,49 @@ Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tens
   return made;
 }
 
+RowPlaces rows_apart(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token,
+                     int64_t column) {
+  const Messages in = messages_of(places.in, tokens.format, tokens.pair_bytes);
+  RowPlaces from = in.rows_in(tokens.messages, column);
+  from.index = row_token;
+  return from;
+}
+
+namespace {
+
+// The messages with rows and pairs of the experts.
+Tensor combine_messages(const CombineArgs& args, const Messages& out, int64_t width) {
+  const auto& [group, places, rows, of_pairs, what] = args;
+  const int64_t used = rows.defined() ? rows.size(1) * rows.element_size() : 0;
+  // With one rank, or one expert here, pairs arrive in the order of the rows.
+  const bool in_order = places.in.pairs.size() == 1 || places.offs.size(0) == 1;
+  if (in_order && rows.defined() && used == width && !of_pairs.defined())
+    return dense(rows).view(at::kByte).flatten();
+  const auto& arrival = places.row_of_arrival;
+  const Tensor sent = at::empty({out.bytes()}, arrival.options().dtype(at::kByte));
+  std::vector<RowCopy> copies;
+  if (rows.defined()) {
+    copies.push_back({out.num_rows(), used, rows_of_matrix(rows, arrival), out.rows_in(sent)});
+    pad_rows(out, sent, used, width, copies);
+  }
+  if (of_pairs.defined())
+    copies.push_back({out.num_pairs(), kPairOfDxBytes,
+                      rows_of_matrix(of_pairs.unsqueeze(1), arrival), out.pairs_in(sent)});
+  copy_rows(copies);
+  return sent;
+}
+
+}  // namespace
+
 Combined combine_rows(const CombineArgs& args) {
   const auto& [group, places, rows, of_pairs, what] = args;
-  const auto& arrival = places.row_of_arrival;
   const int64_t used = rows.defined() ? rows.size(1) * rows.element_size() : 0;
   const int64_t width = wire_row_bytes(used, 0);
   const int64_t pair_bytes = of_pairs.defined() ? kPairOfDxBytes : 0;
   const Messages out({places.in.pairs, width}, {places.in.pairs, pair_bytes});
   const Messages in({places.out.pairs, width}, {places.out.pairs, pair_bytes});
-  const Tensor sent = at::empty({out.bytes()}, arrival.options().dtype(at::kByte));
-  std::vector<RowCopy> sends, reads;
-  if (rows.defined()) {
-    sends.push_back({out.num_rows(), used, rows_of_matrix(rows, arrival), out.rows_in(sent)});
-    pad_rows(out, sent, used, width, sends);
-  }
-  if (of_pairs.defined())
-    sends.push_back({out.num_pairs(), pair_bytes, rows_of_matrix(of_pairs.unsqueeze(1), arrival),
-                     out.pairs_in(sent)});
-  copy_rows(sends);
+  const Tensor sent = combine_messages(args, out, width);
+  std::vector<RowCopy> reads;
   const Tensor received = group.all_to_all(sent, {out.sizes(), in.sizes()}, what);
   Combined made;
   if (rows.defined() && used == width && in.rows_are_adjacent()) {

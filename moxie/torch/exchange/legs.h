@@ -9,6 +9,7 @@
 #include <c10/core/ScalarType.h>
 
 #include "moxie/core/layout/wire.h"
+#include "moxie/torch/exchange/messages.h"
 #include "moxie/torch/exchange/places.h"
 
 namespace moxie::ops {
@@ -56,6 +57,9 @@ struct ReceivedPairs {
 ReceivedPairs receive_pairs(const ReceivedTokens& x, const Tensor& counts, Places& places);
 // The rows of the experts: row r is received token row_token[r] (int64).
 Quantized rows_of(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token);
+// The same rows where they are, from a byte of each on.
+RowPlaces rows_apart(const ReceivedTokens& tokens, const Places& places, const Tensor& row_token,
+                     int64_t column);
 
 struct CombineArgs {
   const Group& group;

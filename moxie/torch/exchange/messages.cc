@@ -15,11 +15,6 @@ View<std::byte> bytes_of(const RowPlaces& places) {
   return {static_cast<std::byte*>(places.buffer.mutable_data_ptr()),
           {places.buffer.numel() * places.buffer.element_size()}};
 }
-View<const std::byte> const_bytes_of(const RowPlaces& places) {
-  return {static_cast<const std::byte*>(places.buffer.const_data_ptr()),
-          {places.buffer.numel() * places.buffer.element_size()}};
-}
-
 template <class T>
 RowsIn<T> rows_in(const RowPlaces& places, const View<T>& buffer) {
   RowsIn<T> rows{.buffer = buffer, .stride = places.stride, .runs = places.runs};
@@ -29,12 +24,18 @@ RowsIn<T> rows_in(const RowPlaces& places, const View<T>& buffer) {
 
 }  // namespace
 
+RowsIn<const std::byte> const_rows_in(const RowPlaces& places) {
+  const auto* const bytes = static_cast<const std::byte*>(places.buffer.const_data_ptr());
+  const int64_t count = places.buffer.numel() * places.buffer.element_size();
+  return rows_in(places, View<const std::byte>{bytes, {count}});
+}
+
 void copy_rows(const std::vector<RowCopy>& copies) {
   std::vector<CopyRowsArgs> args;
   for (const RowCopy& copy : copies)
     args.push_back({.rows = copy.rows,
                     .width = copy.width,
-                    .from = rows_in(copy.from, const_bytes_of(copy.from)),
+                    .from = const_rows_in(copy.from),
                     .to = rows_in(copy.to, bytes_of(copy.to))});
   if (copies.empty()) return;
   const DeviceScope scope(copies[0].to.buffer.device());

@@ -20,6 +20,9 @@ struct RowPlaces {
 // The rows of a matrix, or those that `index` names.
 RowPlaces rows_of_matrix(const Tensor& matrix, const OptionalTensor& index = {});
 
+// The same for core.
+RowsIn<const std::byte> const_rows_in(const RowPlaces& places);
+
 // The first `width` bytes of each row.
 struct RowCopy {
   int64_t rows, width;

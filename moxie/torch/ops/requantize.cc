@@ -1,3 +1,7 @@
+#include "moxie/torch/ops/requantize.h"
+
+#include <ATen/ops/empty.h>
+
 #include "moxie/core/requantize/requantize.h"
 
 #include "moxie/core/layout/parse.h"
@@ -50,20 +54,26 @@ Results results_of(const Request& request) {
           {"scale_t", at::kFloat8_e8m0fnu, shape.scale}};
 }
 
+RequantizeArgs args_of(const RequantizeSpec& spec, const View<const e4m3>& qdata,
+                       const Tensor& scale, const OptionalTensor& offs,
+                       const std::vector<Tensor>& out) {
+  return {
+      .block = spec.block,
+      .from_layout = spec.from_layout,
+      .qdata = qdata,
+      .scale = const_view<e8m0>(scale),
+      .offs = offs_view(offs),
+      .colwise = {spec.colwise, spec.layout, view<e4m3>(out[0]), view<e8m0>(out[1])},
+      .rule = spec.rule,
+  };
+}
+
 void run(const Request& request, const std::vector<Tensor>& out) {
   if (request.qdata.is_meta()) return;
   const DeviceScope scope(request.qdata.device());
   const Tensor qdata = dense(request.qdata), scale = dense(request.scale);
   const OptionalTensor offs = dense(request.offs);
-  moxie::requantize({.block = request.spec.block,
-                     .from_layout = request.spec.from_layout,
-                     .qdata = const_view<e4m3>(qdata),
-                     .scale = const_view<e8m0>(scale),
-                     .offs = offs_view(offs),
-                     .colwise = {request.spec.colwise, request.spec.layout, view<e4m3>(out[0]),
-                                 view<e8m0>(out[1])},
-                     .rule = request.spec.rule},
-                    scope.exec());
+  moxie::requantize(args_of(request.spec, const_view<e4m3>(qdata), scale, offs, out), scope.exec());
 }
 
 std::vector<Tensor> call(const Request& request) {
@@ -108,5 +118,19 @@ void register_ops(torch::Library& m) {
 }  // namespace
 
 MOXIE_REGISTER_OPS(register_ops)
+
+std::optional<Quantized> requantize_apart(const RowsApart& x, const OptionalTensor& offs,
+                                          const RequantizeSpec& spec) {
+  const DeviceScope scope(x.scale.device());
+  // A matrix of this shape without memory of its own, for what looks at shapes.
+  const auto e4m3 = x.scale.options().dtype(at::kFloat8_e4m3fn);
+  const Tensor shape = at::empty({1, 1}, e4m3).expand({x.rows, x.columns});
+  const auto out = allocate(results_of({shape, x.scale, offs, spec}), x.scale);
+  RequantizeArgs args = args_of(spec, {nullptr, {x.rows, x.columns}}, x.scale, offs, out);
+  args.apart = x.qdata;
+  if (!can_gather(args, scope.exec())) return std::nullopt;
+  moxie::requantize(args, scope.exec());
+  return Quantized{out[0], out[1]};
+}
 
 }  // namespace moxie::ops
