@@ -62,6 +62,17 @@ def options_of_the_layer_keep_their_meaning(rank, size):
 
 
 @case
+def one_expert_per_rank_has_the_bits_of_one_process(rank, size):
+    # Then y is sent as the product left it.
+    mine, total = shares(rank, size)
+    for wire in ("fp8", "unquantized"):
+        local, parallel = layers(size, dist.group.WORLD, experts=size, top_k=min(size, 2), wire=wire)
+        torch.manual_seed(8)
+        x, dy = inputs("normal", total, torch.bfloat16), inputs("normal", total, torch.bfloat16)
+        compare(rank, size, local, parallel, x, dy, mine=mine, wire=wire)
+
+
+@case
 def biases_in_f32_have_the_gradients_of_one_process(rank, size):
     local, parallel = layers(size, dist.group.WORLD, torch.float32, bias=True, score="sigmoid")
     mine, total = shares(rank, size)

@@ -37,11 +37,11 @@ def inputs(kind: str, tokens: int, dtype) -> torch.Tensor:
 
 def layers(size: int, group, dtype=torch.bfloat16, skewed=False, **options):
     """Makes an MoE layer in one process and one whose experts are spread over the group, with the same weights."""
-    wire = options.pop("wire", None)
+    wire, sizes = options.pop("wire", None), (options.pop("experts", EXPERTS), options.pop("top_k", TOP_K))
     torch.manual_seed(1)
-    local = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype, **options)
+    local = moxie.nn.MoE(DIM, HIDDEN, *sizes, dtype=dtype, **options)
     torch.manual_seed(1)
-    parallel = moxie.nn.MoE(DIM, HIDDEN, EXPERTS, TOP_K, dtype=dtype, ep_group=group, wire=wire, **options)
+    parallel = moxie.nn.MoE(DIM, HIDDEN, *sizes, dtype=dtype, ep_group=group, wire=wire, **options)
     if skewed:  # the bias makes every token choose experts 0 to 2, so ranks without these experts get no rows
         with torch.no_grad():
             for layer in (local, parallel):
@@ -76,9 +76,9 @@ def gradients_of_rounded_tokens(layer, x, dy) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         routing = layer.router(x)
     layer.router.train(trains)
-    offs, slot_of, row_of = moxie.route(routing.ids, EXPERTS)
+    offs, slot_of, row_of = moxie.route(routing.ids, len(layer.experts.w13))
     recipe, experts = str(layer.experts.recipe), layer.experts
-    route = {"slot_of": slot_of, "row_of": row_of, "top_k": TOP_K, "weights": routing.weights}
+    route = {"slot_of": slot_of, "row_of": row_of, "top_k": routing.ids.shape[1], "weights": routing.weights}
     y = experts(rounded_to_fp8(x, recipe), offs, **route)
     dw13, dw2 = torch.autograd.grad(y, [experts.w13, experts.w2], rounded_to_fp8(dy, recipe))
     return {"w13": dw13, "w2": dw2}
@@ -89,7 +89,7 @@ def compare(rank, size, local, parallel, x, dy, *, mine, wire, kind="normal", ga
     y_mine, dx_mine = step(parallel, x[mine], dy[mine])
     assert torch.equal(y_mine, y[mine]), "y differs"
     assert torch.equal(dx_mine, dx[mine]), "dx differs"
-    experts = EXPERTS // size
+    experts = len(parallel.experts.w13)
     of_rank = slice(rank * experts, (rank + 1) * experts)
     rounded = gradients_of_rounded_tokens(local, x, dy) if wire == "fp8" else {}
     for name in ("w13", "w2"):
