@@ -5,20 +5,19 @@
 #include "moxie/core/quantize/quantize_kernel.cuh"
 #include "moxie/core/quantize/quantize_row.cuh"
 #include "moxie/core/route/route.h"
+#include "moxie/core/tile/covered_rows.cuh"
 
 namespace moxie::cuda {
 namespace {
 
 struct ScatterParams {
   const void* x;
-  const int32_t *row_of, *offs;  // offs may be nullptr
+  const int32_t* row_of;
   std::byte *qdata, *scale;
-  int64_t tokens, top_k, rows, groups, scales;  // scales: of a row
-  ScaleLayout layout;                           // plain or quads
+  int64_t tokens, top_k, rows, scales;  // scales: of a row
+  CoveredRows covered;                  // the others are zeros
+  ScaleLayout layout;                   // plain or quads
   RowQuantizer quantizer;
-
-  // Rows from here on are of no group.
-  __device__ int64_t covered() const { return offs ? min<int64_t>(offs[groups - 1], rows) : rows; }
 };
 
 constexpr int kQuad = 4;  // scales that are stored together in the layout kQuads
@@ -51,7 +50,7 @@ __global__ __launch_bounds__(kThreads) void scatter_kernel(
     rows[j] = min<int32_t>(max<int32_t>(row, 0), static_cast<int32_t>(p.rows) - 1);
   }
   __syncwarp();
-  const int64_t covered = p.covered();
+  const int64_t covered = p.covered.count();
   std::byte* const codes = scales.code[warp_index()];
   p.quantizer.quantize(static_cast<const T*>(p.x) + token * dim, codes,
                        [&](int64_t col, uint2 bytes) {
@@ -76,17 +75,15 @@ bool fits_scatter(const PermuteQuantizeArgs& args) {
 
 void scatter(const PermuteQuantizeArgs& args, const Panels& panels, void* stream) {
   const QuantizedOut& out = *args.forms.rowwise;
-  const OptionalOffs& offs = args.forms.offs;
   const ScatterParams params{.x = args.x.data,
                              .row_of = args.row_of->data,
-                             .offs = offs ? offs->data : nullptr,
                              .qdata = reinterpret_cast<std::byte*>(out.qdata.data),
                              .scale = reinterpret_cast<std::byte*>(out.scale.data),
                              .tokens = args.x.dim(0),
                              .top_k = args.top_k,
                              .rows = panels.rows,
-                             .groups = offs ? offs->dim(0) : 0,
                              .scales = ceil_div<int64_t>(args.x.dim(1), out.block.cols),
+                             .covered = CoveredRows(args.forms.offs, panels.rows),
                              .layout = out.layout,
                              .quantizer = row_quantizer(args.x.dim(1), out.block, args.forms.rule)};
   launch({"permute_quantize", stream, ceil_div<int64_t>(params.tokens, kWarps)},

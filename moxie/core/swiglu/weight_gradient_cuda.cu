@@ -1,31 +1,10 @@
 #include "moxie/core/swiglu/weight_gradient.cuh"
 #include "moxie/core/swiglu/weights.cuh"
+#include "moxie/core/tile/covered_rows.cuh"
 #include "moxie/core/tile/source.cuh"
 
 namespace moxie::cuda {
 namespace {
-
-// Ends of groups, to know which rows they cover.
-struct Ends {
-  const int32_t* offs;  // may be nullptr
-  int64_t groups;
-  int64_t rows;  // of all
-
-  explicit Ends(const OptionalOffs& of, int64_t all)
-      : offs(of ? of->data : nullptr), groups(of ? of->dim(0) : 0), rows(all) {}
-
-  // Number of rows that groups cover: up to the largest end, even if offs decrease. All lanes of a
-  // warp must call it.
-  __device__ int64_t covered() const {
-    if (!offs) return rows;
-    int32_t last = 0;
-    for (int64_t g = lane_index(); g < groups; g += kWarp) last = max(last, offs[g]);
-#pragma unroll
-    for (int step = kWarp / 2; step > 0; step /= 2)
-      last = max(last, __shfl_xor_sync(~0u, last, step));
-    return min<int64_t>(last, rows);
-  }
-};
 
 template <class T>
 struct DotParams {
@@ -33,7 +12,7 @@ struct DotParams {
   WeightParams of;
   float* dweights;
   int64_t width;
-  Ends ends;
+  CoveredRows covered;
 };
 
 // Half a warp per row: a lane has eight columns of every tile.
@@ -60,7 +39,7 @@ __global__ __launch_bounds__(kThreads) void dot_kernel(
       tile = __fadd_rn(tile, __shfl_xor_sync(~0u, tile, step));
     sum = __fadd_rn(sum, tile);
   }
-  const int64_t covered = p.ends.covered();
+  const int64_t covered = p.covered.count();
   if (fragment_col() == 0 && row < p.of.rows)
     p.dweights[p.of.slot(row)] = row < covered ? sum : 0.f;
 }
@@ -70,13 +49,13 @@ struct TileSumParams {
   WeightParams of;
   float* dweights;
   int64_t count;
-  Ends ends;
+  CoveredRows covered;
 };
 
 __global__ __launch_bounds__(kThreads) void tile_sum_kernel(
     const __grid_constant__ TileSumParams p) {
   const int64_t row = work_index() * kThreads + threadIdx.x;
-  const int64_t covered = p.ends.covered(), count = row < covered ? p.count : 0;
+  const int64_t covered = p.covered.count(), count = row < covered ? p.count : 0;
   if (row >= p.of.rows) return;
   float sum = 0;
   for (int64_t i = 0; i < count; ++i) sum = __fadd_rn(sum, p.tiles[row * p.count + i]);
@@ -94,7 +73,7 @@ void weight_gradient(const char* op, const WeightGradientArgs& args, void* strea
                               .of = weight_params(to.of),
                               .dweights = to.dweights.data,
                               .width = da.dim(1),
-                              .ends = Ends(offs, da.dim(0))};
+                              .covered = CoveredRows(offs, da.dim(0))};
     const bool aligned = are_rows_aligned(params.da, params.width, kFragment) &&
                          are_rows_aligned(params.h, params.width, kFragment);
     with_alignment(aligned, [&]<bool kAligned>() {
@@ -110,7 +89,7 @@ void sum_weight_tiles(const char* op, const WeightGradient& to, const OptionalOf
                              .of = weight_params(to.of),
                              .dweights = to.dweights.data,
                              .count = to.workspace.dim(1),
-                             .ends = Ends(offs, to.workspace.dim(0))};
+                             .covered = CoveredRows(offs, to.workspace.dim(0))};
   launch({op, stream, ceil_div<int64_t>(params.of.rows, kThreads)}, tile_sum_kernel, params);
 }
 
