@@ -386,9 +386,11 @@ class MoE(nn.Module):
         modules: dict[str, Any] = self._modules  # read directly for the same reason as in held()
         router, experts = modules["router"], modules["experts"]
         # Also of a matrix, unless the router joins gradients: gradients of x then add up in the same order.
-        tokens = x if x.dim() == 2 and router.joins_gradients else x.reshape(-1, x.shape[-1])
+        joins = x.dim() == 2 and getattr(router, "joins_gradients", False)
+        tokens = x if joins else x.reshape(-1, x.shape[-1])
         routing = router(tokens)
-        if routing.tokens is not None:
+        # Only if the router has seen these very tokens, with gradients: a hook may give it others, and it may run under no_grad.
+        if routing.of is tokens and routing.tokens is not None and routing.tokens.requires_grad:
             tokens = routing.tokens
         # Set only if there is a loss: torch.compile refuses to set attributes inside activation checkpointing.
         if routing.losses is not None:

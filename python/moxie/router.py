@@ -21,7 +21,9 @@ class Routing:
     ids: Tensor  # int32 [T, k]
     weights: Tensor  # f32 [T, k]
     losses: Tensor | None = None  # the weighted sum of the router's losses, f32 []; None if it has none
-    # The router's input again, if the router adds the gradient of whatever uses it to its own (Router.joins_gradients).
+    # The router's input, and the same tokens for other layers: the router's node adds the gradient of what uses these to its own
+    # (Router.joins_gradients).
+    of: Tensor | None = None
     tokens: Tensor | None = None
 
     @property
@@ -102,7 +104,7 @@ class Router(nn.Module):
         if self.joins_gradients:
             load = held(self, "load") if self.training else None
             weights, ids, tokens = _ops._choose_experts_once(x, weight, bias, self.top_k, sigmoid, normalize, scale, load)
-            return Routing(ids, weights, tokens=tokens)
+            return Routing(ids, weights, of=x, tokens=tokens if x.requires_grad else None)
         losses = None
         if self.has_loss:
             logits = moe.gate_logits(x, weight)

@@ -129,6 +129,52 @@ def test_a_layer_that_joins_gradients_gives_the_same_bytes(device, monkeypatch, 
     assert_same_bytes(run(), joined)
 
 
+class FrozenRouter(moxie.nn.Router):
+    @torch.no_grad()
+    def forward(self, x):
+        return super().forward(x)
+
+
+class OtherRouter(torch.nn.Module):
+    num_experts, top_k, member, has_loss = 4, 2, None, False
+
+    def forward(self, x):
+        ids = torch.arange(2, dtype=torch.int32, device=x.device).expand(len(x), 2).contiguous()
+        return moxie.nn.Routing(ids, x.new_full((len(x), 2), 0.5, dtype=torch.float32))
+
+
+@pytest.mark.parametrize("router", ("detached", "zeros", "f32", "frozen", "other"))
+@pytest.mark.parametrize("shape", ((12, 32), (3, 4, 32)), ids=str)
+def test_what_a_router_gets_or_how_it_runs_does_not_reach_the_experts(device, monkeypatch, shape, router):
+    layer = moxie.nn.MoE(32, 64, 4, 2, device=device, dtype=torch.bfloat16)
+    if router in ("frozen", "other"):
+        layer.router = (FrozenRouter(32, 4, 2) if router == "frozen" else OtherRouter()).to(device)
+    else:
+        hook = {"detached": torch.detach, "zeros": torch.zeros_like, "f32": torch.Tensor.float}[router]
+        layer.router.register_forward_pre_hook(lambda _, args: (hook(args[0]),))
+    x = torch.randn(shape, device=device, dtype=torch.bfloat16)
+
+    def run():
+        leaf = x.clone().requires_grad_()
+        y = layer(leaf)
+        y.float().square().sum().backward()
+        return [y.detach(), leaf.grad]
+
+    got = run()
+    assert got[0].dtype == torch.bfloat16 and got[0].any() and got[1].any()
+    monkeypatch.setattr(moxie.nn.Router, "joins_gradients", False)
+    assert_same_bytes(run(), got)
+
+
+def test_x_without_gradient_gets_none_from_the_experts():
+    layer = moxie.nn.MoE(32, 64, 4, 2)
+    tokens = []
+    layer.experts.register_forward_pre_hook(lambda _, args: tokens.append(args[0].requires_grad))
+    layer(torch.randn(6, 32)).sum().backward()
+    layer(torch.randn(6, 32).requires_grad_()).sum().backward()
+    assert tokens == [False, True]
+
+
 def test_the_loss_of_a_router_without_losses_is_zero():
     routing = moxie.nn.Router(16, 4, 2)(torch.randn(5, 16))
     assert routing.loss.item() == 0 and routing.loss.shape == () and not routing.loss.requires_grad

@@ -222,11 +222,10 @@ def peak_memory(*args):
 
 
 def test_an_odd_header_does_not_copy_the_tensor(tmp_path):
-    rows, cols = 1 << 15, 1024
-    count = 8 * rows * cols  # 256 MiB of zeros, as a sparse file
-    # Pages of the file count as well, and a busy kernel may take some of them away: the least of three runs.
-    peaks: list[list[int]] = [[], []]
-    for odd in (0, 1) * 3:
+    rows, cols = 1 << 17, 1024
+    count = 8 * rows * cols  # 1 GiB of zeros, as a sparse file: far more than what an allocator may keep of the pieces
+    peaks = []
+    for odd in (0, 1):
         header = json.dumps({"a": {"dtype": "F64", "shape": [rows, cols], "data_offsets": [0, count]}})
         header += " " * (-len(header) % 8 + odd)
         with open(tmp_path / "x", "wb") as file:
@@ -234,8 +233,8 @@ def test_an_odd_header_does_not_copy_the_tensor(tmp_path):
             file.truncate(8 + len(header) + count)
         code, peak, said = peak_memory("inspect", tmp_path / "x", "--recipes", "bf16")
         assert code == 0, said
-        peaks[odd].append(peak)
-    assert min(peaks[1]) < min(peaks[0]) + count // 2  # unaligned data is copied piece by piece, not as a whole
+        peaks.append(peak)
+    assert peaks[1] < peaks[0] + count // 2  # unaligned data is copied piece by piece, not as a whole
 
 
 def test_a_header_of_nothing_takes_little_memory(tmp_path):

@@ -8,7 +8,7 @@
 //
 //   backward: send_bias, send_tokens(dy), receive_bias, gather_rows, .., send_rows, combine
 //
-// With send_quantized for send_tokens, tokens travel in FP8.
+// With send_quantized for send_tokens, tokens are quantized on their way.
 // exchange_places and both sends end with a barrier of all ranks, so what a rank writes for the
 // next step is not read by a peer that is still at the one before (docs/kernels/exchange.md).
 //

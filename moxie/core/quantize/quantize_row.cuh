@@ -55,7 +55,7 @@ struct RowQuantizer {
   __device__ void quantize(const T* row, std::byte* codes, Store&& store) const {
     for (int64_t first = 0; first < dim; first += kWarp * kRowPiece) {
       const int64_t col = first + lane_index() * kRowPiece;
-      float x[kRowPiece] = {};
+      alignas(sizeof(float4)) float x[kRowPiece] = {};
       if (col < dim) load(row + col, x);
       const uint32_t code = block_code(x);
       const float inverse = inverse_of(code);

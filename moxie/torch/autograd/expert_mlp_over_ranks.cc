@@ -22,6 +22,17 @@ void check_ends(const ParallelArgs& args) {
                     args.weights.numel(), " rows of these tokens, got ", before);
 }
 
+// For the same reason, slots that are no permutation's are refused on a CPU before anything is
+// sent.
+void check_slots(const Input& input) {
+  if (!input.tensor.is_cpu()) return;
+  const Tensor slots = input.tensor.contiguous();
+  const auto* numbers = slots.const_data_ptr<int32_t>();
+  for (int64_t i = 0; i < slots.numel(); ++i)
+    TORCH_CHECK_VALUE(numbers[i] >= 0 && numbers[i] < slots.numel(), kOp, ": ", input.name,
+                      " must be 0 to ", slots.numel() - 1, ", got ", numbers[i], " at ", i);
+}
+
 void check_route(const ParallelArgs& args, int64_t world) {
   TORCH_CHECK_VALUE(args.x.dim() == 2, kOp, ": x must be tokens [T, D], got ", args.x.sizes());
   TORCH_CHECK_VALUE(args.w13.dim() == 3, kOp, ": w13 must be [experts, 2 * hidden_dim, dim], got ",
@@ -48,6 +59,8 @@ void check_route(const ParallelArgs& args, int64_t world) {
   }
   check_device({kOp, "weights", args.weights}, args.x);
   check_ends(args);
+  check_slots({kOp, "slot_of", args.slot_of});
+  check_slots({kOp, "row_of", args.row_of});
 }
 
 // Rows travel with weights in f32 and are summed in f32.
