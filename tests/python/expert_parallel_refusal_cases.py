@@ -62,7 +62,7 @@ def no_gradients_on_some_ranks_is_an_error_on_all(rank, size):
 
 
 @case
-def wrong_ends_of_groups_are_refused_before_anything_is_sent(rank, size):
+def a_wrong_route_is_refused_before_anything_is_sent(rank, size):
     _, parallel = layers(size, dist.group.WORLD, recipe="mxfp8_rceil")
     x = inputs("normal", 5, torch.bfloat16)
     routing = parallel.router(x)
@@ -78,6 +78,13 @@ def wrong_ends_of_groups_are_refused_before_anything_is_sent(rank, size):
                 )
                 error = error_of(call)
                 assert isinstance(error, ValueError) and words in str(error), (words, error)
+        for name in ("slot_of", "row_of"):
+            for number in (-1, len(slot_of)):
+                route = {"slot_of": slot_of.clone(), "row_of": row_of.clone()}
+                route[name][3] = number
+                error = error_of(lambda route=route: parallel.experts(x, offs, **route, top_k=TOP_K, weights=routing.weights))
+                assert isinstance(error, ValueError), error
+                assert f"{name} must be 0 to {len(slot_of) - 1}, got {number} at 3" in str(error), error
         none = lambda: parallel.experts(x, offs, slot_of=slot_of[:0], row_of=row_of[:0], top_k=0, weights=routing.weights[:, :0])
         assert "weights must have at least one column" in str(error_of(none))
 
